@@ -119,7 +119,7 @@ func (c *Cluster) onNode(node, program string) (process.Identity, error) {
 	}
 	id, found := process.ChildOf(p.ID, is.Path, is.Args)
 	if !found {
-		return id, fmt.Errorf("finding %s of node %q: it does not run; its log is %s", program, node, is.Log)
+		return id, fmt.Errorf("finding %s of node %q: it does not run; its log %s ends with:\n%s", program, node, is.Log, logTail(is.Log))
 	}
 	return id, nil
 }

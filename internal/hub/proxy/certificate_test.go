@@ -30,7 +30,7 @@ func TestANodeWithoutACertificate(t *testing.T) {
 		n := newNode(t, wire.JSON)
 		n.answers(5, pod("a", "1", 5, nil))
 		before := n.pods(n.ask(t.Context(), target).Body.Bytes())
-		n.queues.running.Wait()
+		n.Wait()
 		n.Cloud = unproven{n.cloud}
 		began := time.Now()
 		w := n.ask(t.Context(), target)

@@ -343,7 +343,7 @@ func (p *Proxy) tell(c *call, m *wire.Meta, why string) {
 		Source:         corev1.EventSource{Component: "atoll-hub", Host: p.Recognizer.NodeName},
 		FirstTimestamp: now, LastTimestamp: now, Count: 1,
 	}
-	p.healing.Go(func() {
+	p.queues.tasks.Go(func() {
 		if err := p.createEvent(c, event); err != nil {
 			p.Log.V(2).Info("An event is lost", "pod", event.InvolvedObject.Namespace+"/"+event.InvolvedObject.Name, "error", err.Error())
 		}

@@ -33,10 +33,52 @@ const (
 // queues store what passes through the proxy after the clients have it: for each scope in its
 // order, and one thing at a time.
 type queues struct {
+	mu     sync.Mutex
+	of     map[string]*queue
+	healed map[string]time.Time // when a scope was last read by heal
+	tasks  tasks
+}
+
+// tasks counts goroutines. Unlike a [sync.WaitGroup], it may be waited for while more begin.
+type tasks struct {
 	mu      sync.Mutex
-	of      map[string]*queue
-	healed  map[string]time.Time // when a scope was last read by heal
-	running sync.WaitGroup
+	running int
+	none    chan struct{} // closed when none runs; nil if nobody waits
+}
+
+// Go runs a task.
+func (t *tasks) Go(task func()) {
+	t.mu.Lock()
+	t.running++
+	t.mu.Unlock()
+	go func() {
+		defer t.done()
+		task()
+	}()
+}
+
+func (t *tasks) done() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.running--; t.running == 0 && t.none != nil {
+		close(t.none)
+		t.none = nil
+	}
+}
+
+// Wait waits until no task runs.
+func (t *tasks) Wait() {
+	t.mu.Lock()
+	if t.running == 0 {
+		t.mu.Unlock()
+		return
+	}
+	if t.none == nil {
+		t.none = make(chan struct{})
+	}
+	none := t.none
+	t.mu.Unlock()
+	<-none
 }
 
 // queue is the work on one scope. It is there while there is work.
@@ -66,7 +108,7 @@ func (q *queues) add(key string, wait time.Duration, job func(*state)) bool {
 			}
 			one = &queue{space: make(chan struct{}, 1)}
 			q.of[key] = one
-			q.running.Go(func() { q.run(key, one) })
+			q.tasks.Go(func() { q.run(key, one) })
 		}
 		if len(one.jobs) < maxJobs {
 			one.jobs = append(one.jobs, job)
@@ -351,7 +393,7 @@ func (p *Proxy) heal(c *call) {
 	}
 	list.URL = &url.URL{Path: c.what.Path, RawQuery: query.Encode()}
 	list.Header.Set("Accept", strings.ReplaceAll(strings.Join(c.Header.Values("Accept"), ","), "as=PartialObjectMetadata;", "as=PartialObjectMetadataList;"))
-	p.healing.Go(func() {
+	p.queues.tasks.Go(func() {
 		for pause := againAfter; p.Cloud.AwaitOnline(list.Context()) == nil; pause = min(2*pause, healEvery) {
 			err := p.readAnew(list)
 			if err == nil || list.Context().Err() != nil {

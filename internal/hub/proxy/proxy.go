@@ -79,17 +79,11 @@ type Proxy struct {
 	metrics *metrics
 	// slowAfter is writeWithin, except in tests.
 	slowAfter time.Duration
-	// healing counts requests of the hub itself.
-	healing sync.WaitGroup
 }
 
-// Wait waits until all answers that were given are stored. No request may come any more.
-func (p *Proxy) Wait() {
-	for range 2 { // each may begin one of the others, once
-		p.healing.Wait()
-		p.queues.running.Wait()
-	}
-}
+// Wait waits until all answers that were given are stored, and the requests of the hub itself that
+// they led to have ended.
+func (p *Proxy) Wait() { p.queues.tasks.Wait() }
 
 // call is one request of a recognized caller.
 type call struct {
