@@ -37,6 +37,8 @@ func (c *Cluster) component(name string, args []string, health *healthCheck) pro
 		Dir:    c.record.Dir,
 		Log:    c.LogPath(name),
 		Health: health,
+		// On a machine that runs several clusters side by side, processors are scarcer than memory.
+		Env: []string{"GOGC=300"},
 	}
 }
 
@@ -199,7 +201,7 @@ func (c *Cluster) kwokProcess() (processRecord, error) {
 		"--tls-private-key-file=" + c.pkiPath("component.key"),
 	}, c.loopbackHealth(port, "/healthz"))
 	// Keeps the component from reading a configuration in the home directory.
-	p.Env = []string{"KWOK_WORKDIR=" + filepath.Join(c.record.Dir, "kwok")}
+	p.Env = append(p.Env, "KWOK_WORKDIR="+filepath.Join(c.record.Dir, "kwok"))
 	return p, nil
 }
 

@@ -283,3 +283,27 @@ func TestAHealEndsWithItsStream(t *testing.T) {
 		t.Errorf("it was listed %d times", lists)
 	}
 }
+
+// TestStreamedListsOnADiskThatIsGone: the client gets its list and what follows, whenever the disk
+// fails.
+func TestStreamedListsOnADiskThatIsGone(t *testing.T) {
+	for _, format := range formats {
+		for failsAt := range 3 {
+			t.Run(fmt.Sprint(format, " before event ", failsAt), func(t *testing.T) {
+				n := newNode(t, format)
+				n.answers(10, pod("a", "1", 3, nil), pod("b", "1", 10, nil))
+				events := n.open(podsOfNode + streamed)
+				for i, e := range []event{{watch.Added, pod("a", "1", 3, nil)}, endOfInitial("9"), {watch.Added, pod("b", "1", 10, nil)}} {
+					if i == failsAt {
+						if err := n.Cache.Close(); err != nil {
+							t.Fatal(err)
+						}
+					}
+					events.send(e)
+				}
+				events.leave()
+				n.Wait()
+			})
+		}
+	}
+}

@@ -358,12 +358,20 @@ func TestTheGateOfWatches(t *testing.T) {
 	}
 }
 
+// streamed is the rest of the query of a list that is a watch.
+const streamed = "&watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
+
+// endOfInitial is the event after the last of such a list.
+func endOfInitial(version string) event {
+	return event{watch.Bookmark, &corev1.Pod{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}, ObjectMeta: metav1.ObjectMeta{
+		ResourceVersion: version, Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"},
+	}}}
+}
+
 // TestTheGateOfStreamedLists: as that of lists.
 func TestTheGateOfStreamedLists(t *testing.T) {
-	const target = podsOfNode + "&watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
-	end := event{watch.Bookmark, &corev1.Pod{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}, ObjectMeta: metav1.ObjectMeta{
-		ResourceVersion: "9", Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"},
-	}}}
+	const target = podsOfNode + streamed
+	end := endOfInitial("9")
 	for _, format := range formats {
 		t.Run(format.String(), func(t *testing.T) {
 			n := newNode(t, format)

@@ -239,7 +239,10 @@ func (s *stream) begin() {
 	initial, version := s.isInitial, s.version
 	s.behind = !s.queues.add(s.key, spaceWithin, func(st *state) {
 		if initial {
-			s.snapshot, _ = s.Cache.Snapshot(s.key) // without one, storeInitial says so
+			var err error
+			if s.snapshot, err = s.Cache.Snapshot(s.key); err != nil {
+				s.heal(s.call)
+			}
 			return
 		}
 		if version == "" {
@@ -270,7 +273,7 @@ func (s *stream) storeInitial(st *state, kind watch.EventType, object []byte, m 
 		return nil // it could not be begun, or has failed: heal was called
 	}
 	err := s.addInitial(st, kind, object, m)
-	if err != nil {
+	if err != nil && s.snapshot != nil { // nil: it was not committed
 		s.snapshot.Abort()
 		s.snapshot = nil
 	}
