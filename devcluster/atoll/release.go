@@ -2,8 +2,11 @@ package atoll
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"runtime"
 	"time"
@@ -58,8 +61,12 @@ func NewRelease(ctx context.Context, c *devcluster.Cluster, source string, log i
 	if err != nil {
 		return nil, err
 	}
+	hub, err := hubAt(ctx, source, log)
+	if err != nil {
+		return nil, err
+	}
 	spec := images.Manager{
-		Program: binary, License: filepath.Join(source, "LICENSE"), Architecture: runtime.GOARCH, Version: r.chart.AppVersion(),
+		Program: binary, Hub: hub, License: filepath.Join(source, "LICENSE"), Architecture: runtime.GOARCH, Version: r.chart.AppVersion(),
 	}.Spec()
 	spec.Fast = true
 	image, err := images.New(spec)
@@ -97,6 +104,14 @@ func NewRelease(ctx context.Context, c *devcluster.Cluster, source string, log i
 		return nil, fmt.Errorf("preparing Helm: %w", err)
 	}
 	return r, nil
+}
+
+// hubAt builds atoll-hub from a source. It returns "" if the source has none.
+func hubAt(ctx context.Context, source string, log io.Writer) (string, error) {
+	if _, err := os.Stat(filepath.Join(source, "cmd", Hub)); errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	return build(ctx, source, Hub, log)
 }
 
 // Install installs the release, and returns when its pods are ready.
