@@ -22,6 +22,7 @@ import (
 // the chart renders, while a pod runs on it. Cut off, the hub, the kubelet and the pod are killed, and
 // started again by the kubelet. Then the hub is taken away.
 func TestTheHubAsAStaticPod(t *testing.T) {
+	t.Parallel()
 	const manifests = "/etc/kubernetes/manifests"
 	node := edge[0]
 	r := &offRig{rig: startRig(t, map[string][]string{
@@ -91,9 +92,9 @@ func TestTheHubAsAStaticPod(t *testing.T) {
 		}
 	}
 	restart()
-	r.eventually("the kubelet uses the hub", func() error {
+	r.eventually("the kubelet has its pods through the hub", func() error {
 		out, err := r.get(node, "http://127.0.0.1:10267/status")
-		if err == nil && !strings.Contains(out, "/api/v1/nodes") {
+		if err == nil && !strings.Contains(out, "/api/v1/pods?") {
 			err = fmt.Errorf("the hub has kept %s", out)
 		}
 		return err
@@ -112,6 +113,11 @@ func TestTheHubAsAStaticPod(t *testing.T) {
 		t.Error(err)
 	}
 
+	defer func() {
+		if t.Failed() {
+			t.Log(r.on(node, "tail -n 30 /run/node/pod-logs/kube-system_atoll-hub*/hub/*.log /run/node/logs/kubelet.log; ls -l /run/node/addresses/devcluster"))
+		}
+	}()
 	cut := func(is bool) {
 		t.Helper()
 		if err := r.SetLeg(r.Context(), node, devcluster.Cloud, devcluster.LegState{Cut: is}); err != nil {

@@ -36,6 +36,7 @@ type offRig struct {
 // TestTheHubOnRealNodes: a node whose kubelet reaches the cloud by atoll-hub only is cut off, and
 // what runs on it goes on, whatever of it is started again meanwhile.
 func TestTheHubOnRealNodes(t *testing.T) {
+	t.Parallel() // most of its time it waits, as the other test of a hub does
 	r := &offRig{rig: startRig(t, map[string][]string{
 		devcluster.ControllerManager: {"--node-monitor-grace-period=8s", "--node-monitor-period=1s"},
 		// Nothing evicts the pods in the time of the test, as nothing evicts those of a DaemonSet.
