@@ -63,6 +63,9 @@ type Options struct {
 	Now func() time.Time
 	// Log receives what nobody is told by an error. The default discards it.
 	Log logr.Logger
+	// Fail is for tests of what uses a store. It is called before each change of the disk, which fails with
+	// its error.
+	Fail func(op string) error
 }
 
 // Store is a directory of scopes. It is safe for concurrent use.
@@ -145,6 +148,9 @@ func Open(path string, o Options) (*Store, error) {
 	dir, err := openDirectory(path)
 	if err != nil {
 		return nil, fmt.Errorf("opening the cache in %s: %w", path, err)
+	}
+	if o.Fail != nil {
+		dir = &faulty{dir, o.Fail}
 	}
 	s, err := open(dir, sec, o)
 	if err != nil {

@@ -42,6 +42,8 @@ type Options struct {
 	// Key encrypts: see cache.Options. Writes of another key are removed by Open.
 	Key []byte
 	Log logr.Logger
+	// Fail is for tests of what uses a journal: see cache.Options.
+	Fail func(op string) error
 }
 
 // Journal is what is kept. It is safe for concurrent use. Only one goroutine uses the disk, and nobody

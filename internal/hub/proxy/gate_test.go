@@ -106,8 +106,14 @@ type node struct {
 
 func newNode(t *testing.T, format wire.Format) *node {
 	t.Helper()
+	return newNodeOn(t, format, cache.Options{})
+}
+
+// newNodeOn returns a node with a cache of its own.
+func newNodeOn(t *testing.T, format wire.Format, o cache.Options) *node {
+	t.Helper()
 	n := &node{T: t, cloud: &scripted{}, format: format, scheme: runtime.NewScheme(), dir: t.TempDir()}
-	store, err := cache.Open(n.dir, cache.Options{Log: logr.Discard()})
+	store, err := cache.Open(n.dir, o)
 	if err != nil {
 		t.Fatal(err)
 	}

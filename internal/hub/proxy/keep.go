@@ -214,23 +214,36 @@ func (s *stream) follow(e wire.Event, m wire.Meta, before string, passes bool) {
 	if s.behind {
 		wait = 0
 	}
-	initial := s.isInitial
+	initial, incomplete := s.isInitial, s.isIncomplete
 	if e.Type == watch.Bookmark && initial && s.version != "" {
 		s.isInitial = false
 	}
 	s.behind = !s.queues.add(s.key, wait, func(st *state) {
 		var err error
-		if initial {
+		switch {
+		case initial && incomplete:
+			err = errGap
+		case initial:
 			err = s.storeInitial(st, e.Type, object, &m)
-		} else {
+		default:
 			err = s.storeEvent(st, e.Type, object, &m, before)
 		}
 		if err != nil {
 			*st = state{}
+			s.dropSnapshot()
 			s.Log.V(2).Info("The cache has lost track of a collection", "path", s.URL.Path, "error", err.Error())
 			s.heal(s.call)
 		}
 	})
+	s.isIncomplete = s.isIncomplete || initial && s.behind
+}
+
+// dropSnapshot drops the initial events. Only the worker of the scope uses s.snapshot.
+func (s *stream) dropSnapshot() {
+	if s.snapshot != nil {
+		s.snapshot.Abort()
+		s.snapshot = nil
+	}
 }
 
 // begin prepares the keeping of what a stream brings.
@@ -256,31 +269,16 @@ func (s *stream) begin() {
 
 // finish ends the keeping of what a stream brings. What is kept stays.
 func (s *stream) finish() {
-	if !s.isInitial {
-		return
+	if s.isInitial || s.isIncomplete {
+		s.queues.add(s.key, 0, func(*state) { s.dropSnapshot() })
 	}
-	s.queues.add(s.key, 0, func(*state) {
-		if s.snapshot != nil {
-			s.snapshot.Abort()
-		}
-	})
 }
 
-// storeInitial adds an initial event, and stores the state at the last one. Only the worker of the
-// scope uses s.snapshot.
+// storeInitial adds an initial event, and stores the state at the last one.
 func (s *stream) storeInitial(st *state, kind watch.EventType, object []byte, m *wire.Meta) error {
 	if s.snapshot == nil {
 		return nil // it could not be begun, or has failed: heal was called
 	}
-	err := s.addInitial(st, kind, object, m)
-	if err != nil && s.snapshot != nil { // nil: it was not committed
-		s.snapshot.Abort()
-		s.snapshot = nil
-	}
-	return err
-}
-
-func (s *stream) addInitial(st *state, kind watch.EventType, object []byte, m *wire.Meta) error {
 	typed := s.format != wire.Protobuf && (isCustom(m.APIVersion) || m.Kind == "PartialObjectMetadata")
 	switch kind {
 	case watch.Added, watch.Modified:

@@ -50,6 +50,7 @@ type stream struct {
 	version string
 	// isInitial is true until the initial events are over, and behind if what is kept does not follow.
 	isInitial, behind bool
+	isIncomplete      bool            // one of the initial events is not kept
 	snapshot          *cache.Snapshot // of the initial events; only for the worker of the scope
 	// delivered is true once an event has come since the last break.
 	delivered bool

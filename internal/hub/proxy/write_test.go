@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 
+	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
 	"github.com/atoll-k8s/atoll/internal/hub/journal"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
@@ -216,12 +217,22 @@ type edge struct {
 
 	server *apiServer
 	dir    string
+	fail   func(op string) error // of the disk: see cache.Options
 }
 
 // newEdge returns a node that has read its Node and its pods, and whose link is cut.
 func newEdge(t *testing.T, format wire.Format) *edge {
 	t.Helper()
-	e := &edge{node: newNode(t, format), server: &apiServer{objects: map[string]typed{}, refuse: map[string]int{}, version: 10}, dir: t.TempDir()}
+	return newEdgeOn(t, format, nil)
+}
+
+// newEdgeOn returns the same on a disk that may fail.
+func newEdgeOn(t *testing.T, format wire.Format, fail func(op string) error) *edge {
+	t.Helper()
+	e := &edge{
+		node:   newNodeOn(t, format, cache.Options{Fail: fail}),
+		server: &apiServer{objects: map[string]typed{}, refuse: map[string]int{}, version: 10}, dir: t.TempDir(), fail: fail,
+	}
 	e.Proxy.Cloud = e.server
 	e.open()
 	t.Cleanup(func() { _ = e.Journal.Close() })
@@ -241,7 +252,7 @@ func newEdge(t *testing.T, format wire.Format) *edge {
 func (e *edge) open() {
 	e.Helper()
 	var err error
-	if e.Journal, err = journal.Open(e.dir, journal.Options{SyncEvery: time.Millisecond}); err != nil {
+	if e.Journal, err = journal.Open(e.dir, journal.Options{SyncEvery: time.Millisecond, Fail: e.fail}); err != nil {
 		e.Fatal(err)
 	}
 }
