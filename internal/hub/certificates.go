@@ -18,15 +18,20 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/config"
 	"github.com/atoll-k8s/atoll/internal/hub/files"
 	"github.com/atoll-k8s/atoll/internal/hub/nodecert"
+	"github.com/atoll-k8s/atoll/internal/hub/panics"
 	"github.com/atoll-k8s/atoll/internal/machinery/certs"
 )
 
 // followed are the CAs of the configuration. Their files are read again when they change.
-type followed struct{ cloud, clients *files.Value[*x509.CertPool] }
+type followed struct {
+	cloud, clients *files.Value[*x509.CertPool]
+	panics         *panics.Catcher
+}
 
 // newFollowed reads the CAs. Without them nobody could be recognized, and no API server.
-func newFollowed(c *config.Configuration, log logr.Logger) (*followed, error) {
+func newFollowed(c *config.Configuration, caught *panics.Catcher, log logr.Logger) (*followed, error) {
 	f := &followed{
+		panics:  caught,
 		cloud:   files.NewValue("the CAs of cloud.caFile", parsePool, log, c.Cloud.CAFile),
 		clients: files.NewValue("the CAs of clientCAFile", parsePool, log, c.ClientCAFile),
 	}
@@ -49,8 +54,8 @@ func poolOf(v *files.Value[*x509.CertPool]) *x509.CertPool {
 // run follows the files until ctx is done. One that hangs does not delay the other.
 func (f *followed) run(ctx context.Context) {
 	var wait sync.WaitGroup
-	wait.Go(func() { f.cloud.Follow(ctx) })
-	wait.Go(func() { f.clients.Follow(ctx) })
+	wait.Go(func() { f.panics.Keep(ctx, "following a file", f.cloud.Follow) })
+	wait.Go(func() { f.panics.Keep(ctx, "following a file", f.clients.Follow) })
 	wait.Wait()
 }
 

@@ -127,7 +127,7 @@ func TestTheNodeCertificateIsReadAgain(t *testing.T) {
 func TestTheCAsAreReadAgain(t *testing.T) {
 	dir := t.TempDir()
 	c := &config.Configuration{Cloud: config.Cloud{CAFile: filepath.Join(dir, "cloud.crt")}, ClientCAFile: filepath.Join(dir, "clients.crt")}
-	if _, err := newFollowed(c, logr.Discard()); err == nil || !strings.Contains(err.Error(), "cloud.caFile") || !strings.Contains(err.Error(), "clientCAFile") {
+	if _, err := newFollowed(c, nil, logr.Discard()); err == nil || !strings.Contains(err.Error(), "cloud.caFile") || !strings.Contains(err.Error(), "clientCAFile") {
 		t.Errorf("files that are missing: %v", err)
 	}
 	newCA := func(path string) *x509.CertPool {
@@ -145,7 +145,7 @@ func TestTheCAsAreReadAgain(t *testing.T) {
 	}
 	cloud, clients := newCA(c.Cloud.CAFile), newCA(c.ClientCAFile)
 	synctest.Test(t, func(t *testing.T) {
-		f, err := newFollowed(c, logr.Discard())
+		f, err := newFollowed(c, nil, logr.Discard())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -263,7 +263,7 @@ func TestACacheThatCannotBeOpened(t *testing.T) {
 	}
 	t.Setenv("TMPDIR", t.TempDir())
 	small := config.Cache{MaxSize: resource.NewQuantity(16<<20, resource.BinarySI)}
-	store, done, err := openCache(filepath.Join(file, "cache"), small, logr.Discard())
+	store, done, err := openCache(filepath.Join(file, "cache"), small, nil, logr.Discard())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -277,11 +277,11 @@ func TestACacheThatCannotBeOpened(t *testing.T) {
 		t.Errorf("%v is left, %v", left, err)
 	}
 	dir := t.TempDir()
-	_, done, err = openCache(dir, small, logr.Discard())
+	_, done, err = openCache(dir, small, nil, logr.Discard())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := openCache(dir, small, logr.Discard()); !errors.Is(err, cache.ErrLocked) {
+	if _, _, err := openCache(dir, small, nil, logr.Discard()); !errors.Is(err, cache.ErrLocked) {
 		t.Errorf("a second hub: %v", err)
 	}
 	if err := done(); err != nil {

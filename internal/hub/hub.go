@@ -6,6 +6,7 @@
 //	wire       the encodings of answers
 //	cache      what was answered, on disk
 //	files      small files: those that others replace, and its own
+//	panics     catches panics outside of requests
 //	nodecert   the certificate of the node, if the hub requests one itself
 //	delivery   which pods may reach the node
 //	filter     what the proxy and filters of objects know of each other
@@ -39,6 +40,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/config"
 	"github.com/atoll-k8s/atoll/internal/hub/files"
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
+	"github.com/atoll-k8s/atoll/internal/hub/panics"
 	"github.com/atoll-k8s/atoll/internal/hub/proxy"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
 	"github.com/atoll-k8s/atoll/internal/machinery/memory"
@@ -67,7 +69,8 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 	if err := os.MkdirAll(c.Directory, 0o700); err != nil {
 		return fmt.Errorf("making the hub's directory: %w", err)
 	}
-	followed, err := newFollowed(c, log)
+	caught := panics.New(log)
+	followed, err := newFollowed(c, caught, log)
 	if err != nil {
 		return err
 	}
@@ -84,12 +87,12 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 	cloud = uplink.New(uplink.Options{
 		Servers: servers, Roots: followed.cloudRoots, NodeCertificate: node.get, Return: c.Cloud.ReturnWithin.Duration, Log: log.WithName("uplink"),
 	})
-	store, done, err := openCache(filepath.Join(c.Directory, "cache"), c.Cache, log.WithName("cache"))
+	store, done, err := openCache(filepath.Join(c.Directory, "cache"), c.Cache, caught, log.WithName("cache"))
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, done()) }()
-	writes, err := openJournal(filepath.Join(c.Directory, "writes"), c.Cache, log.WithName("journal"))
+	writes, err := openJournal(filepath.Join(c.Directory, "writes"), c.Cache, caught, log.WithName("journal"))
 	if err != nil {
 		return err
 	}
@@ -101,9 +104,9 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 	if err != nil {
 		return err
 	}
-	services := newEndpoints(c, log.WithName("services"))
+	services := newEndpoints(c, caught, log.WithName("services"))
 	p := &proxy.Proxy{
-		Filter: services, Pods: services,
+		Filter: services, Pods: services, Panics: caught,
 		Cloud: cloud, Cache: store, Tokens: tokens, Journal: writes, Log: log.WithName("proxy"), MaxBytes: c.Cache.MaxSize.Value(),
 		Recognizer: &identity.Recognizer{NodeName: c.NodeName, Tokens: tokens, ClientRoots: followed.clientRoots, Now: time.Now, Online: func() bool {
 			e, _ := cloud.Evidence()
@@ -131,7 +134,7 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 		// The certificates of clients are judged for each request: see identity.Recognizer.
 		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: serving.get, ClientAuth: tls.RequestClientCert},
 	}
-	observed, err := (&parts{c.NodeName, cloud, node, p, services}).observe()
+	observed, err := (&parts{c.NodeName, cloud, node, p, services, caught}).observe()
 	if err != nil {
 		return err
 	}
@@ -146,12 +149,12 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 			log.Error(err, "The hub cannot be observed any more")
 		}
 	})
-	for _, run := range []func(context.Context){
-		cloud.Run, followed.run, node.run, p.Replay,
-		func(ctx context.Context) { services.Run(ctx, p.Follow) },
-		func(ctx context.Context) { keepSaving(ctx, save) },
+	for what, run := range map[string]func(context.Context){
+		"asking the cloud": cloud.Run, "following files": followed.run, "the certificate of the node": node.run, "sending kept writes": p.Replay,
+		"following Services": func(ctx context.Context) { services.Run(ctx, p.Follow) },
+		"keeping tokens":     func(ctx context.Context) { keepSaving(ctx, save) },
 	} {
-		background.Go(func() { run(ctx) })
+		background.Go(func() { caught.Keep(ctx, what, run) })
 	}
 	served := make(chan error, 1)
 	go func() { served <- server.ServeTLS(listener, "", "") }()

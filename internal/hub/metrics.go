@@ -5,11 +5,12 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/atoll-k8s/atoll/internal/hub/panics"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
 )
 
-// registerMetrics adds the metrics of the connection to the cloud, and of the node's certificate.
-func registerMetrics(registry prometheus.Registerer, cloud *uplink.Uplink, cert *nodeCertificate) error {
+// registerMetrics adds the metrics of the connection to the cloud, of the node's certificate, and of panics.
+func registerMetrics(registry prometheus.Registerer, cloud *uplink.Uplink, cert *nodeCertificate, caught *panics.Catcher) error {
 	online := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Namespace: "atoll", Subsystem: "hub", Name: "cloud_online",
 		Help: "1 if an API server of the cloud answers, 0 if none does, or if it is not known yet.",
@@ -28,5 +29,9 @@ func registerMetrics(registry prometheus.Registerer, cloud *uplink.Uplink, cert 
 		}
 		return 0
 	})
-	return errors.Join(registry.Register(online), registry.Register(expires))
+	panicked := prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Namespace: "atoll", Subsystem: "hub", Name: "panics_total",
+		Help: "Panics that were caught. The piece of work in which one happens is lost, and the log has its stack. None is expected.",
+	}, func() float64 { return float64(caught.Caught()) })
+	return errors.Join(registry.Register(online), registry.Register(expires), registry.Register(panicked))
 }

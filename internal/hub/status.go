@@ -18,6 +18,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/endpoints"
 	"github.com/atoll-k8s/atoll/internal/hub/journal"
+	"github.com/atoll-k8s/atoll/internal/hub/panics"
 	"github.com/atoll-k8s/atoll/internal/hub/proxy"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
 )
@@ -84,6 +85,7 @@ type parts struct {
 	certificate *nodeCertificate
 	proxy       *proxy.Proxy
 	services    *endpoints.Filter
+	panics      *panics.Catcher
 }
 
 // status returns the state of the hub.
@@ -179,7 +181,7 @@ func (h *parts) observe() (http.Handler, error) {
 	if err := h.proxy.Register(registry); err != nil {
 		return nil, fmt.Errorf("registering metrics: %w", err)
 	}
-	if err := registerMetrics(registry, h.cloud, h.certificate); err != nil {
+	if err := registerMetrics(registry, h.cloud, h.certificate, h.panics); err != nil {
 		return nil, fmt.Errorf("registering metrics: %w", err)
 	}
 	for _, c := range []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})} {

@@ -40,7 +40,7 @@ func TestTheStatusTellsOfTheCertificate(t *testing.T) {
 			defer store.Close()
 			cloud := uplink.New(uplink.Options{Servers: []*url.URL{{Scheme: "https", Host: "a"}}, Roots: x509.NewCertPool, Log: logr.Discard()})
 			cert := &nodeCertificate{run: func(context.Context) {}, state: func() (time.Time, error) { return tc.expires, tc.problem }}
-			handler, err := (&parts{"edge", cloud, cert, &proxy.Proxy{Cache: store, Log: logr.Discard()}, endpoints.New(endpoints.Options{NodeName: "edge", Log: logr.Discard()})}).observe()
+			handler, err := (&parts{"edge", cloud, cert, &proxy.Proxy{Cache: store, Log: logr.Discard()}, endpoints.New(endpoints.Options{NodeName: "edge", Log: logr.Discard()}), nil}).observe()
 			if err != nil {
 				t.Fatal(err)
 			}

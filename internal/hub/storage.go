@@ -14,6 +14,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/config"
 	"github.com/atoll-k8s/atoll/internal/hub/files"
 	"github.com/atoll-k8s/atoll/internal/hub/journal"
+	"github.com/atoll-k8s/atoll/internal/hub/panics"
 )
 
 // keySize is the size of an encryption key, and the least of what it is made from, in bytes.
@@ -21,8 +22,8 @@ const keySize = 32
 
 // openCache opens the cache. If that is not possible, for example because the disk is read-only or the
 // encryption key cannot be read, the hub serves with one that is gone with it. done closes it.
-func openCache(dir string, c config.Cache, log logr.Logger) (store *cache.Store, done func() error, err error) {
-	options := cache.Options{MaxBytes: c.MaxSize.Value(), Log: log}
+func openCache(dir string, c config.Cache, caught *panics.Catcher, log logr.Logger) (store *cache.Store, done func() error, err error) {
+	options := cache.Options{MaxBytes: c.MaxSize.Value(), Panics: caught, Log: log}
 	if c.EncryptionKeyFile != "" {
 		options.Key, err = readKey(c.EncryptionKeyFile)
 	}
@@ -53,8 +54,8 @@ func openCache(dir string, c config.Cache, log logr.Logger) (store *cache.Store,
 // openJournal opens the journal of writes. If that is not possible, for example because the disk is
 // read-only or the encryption key cannot be read, there is none: writes are refused while the cloud is
 // away.
-func openJournal(dir string, c config.Cache, log logr.Logger) (writes *journal.Journal, err error) {
-	options := journal.Options{Log: log}
+func openJournal(dir string, c config.Cache, caught *panics.Catcher, log logr.Logger) (writes *journal.Journal, err error) {
+	options := journal.Options{Panics: caught, Log: log}
 	if c.EncryptionKeyFile != "" {
 		options.Key, err = readKey(c.EncryptionKeyFile)
 	}

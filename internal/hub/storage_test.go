@@ -44,7 +44,7 @@ func (s *storage) key(content string) {
 // with opens the cache for what use does.
 func (s *storage) with(use func(*cache.Store)) {
 	s.Helper()
-	store, done, err := openCache(s.dir, s.config, s.log)
+	store, done, err := openCache(s.dir, s.config, nil, s.log)
 	if err != nil {
 		s.Fatal(err)
 	}

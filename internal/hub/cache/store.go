@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+
+	"github.com/atoll-k8s/atoll/internal/hub/panics"
 )
 
 // Errors that callers distinguish with errors.Is.
@@ -61,6 +63,8 @@ type Options struct {
 	Key []byte
 	// Now returns the wall time. The default is time.Now.
 	Now func() time.Time
+	// Panics catches those of the goroutine that makes files durable. nil catches none.
+	Panics *panics.Catcher
 	// Log receives what nobody is told by an error. The default discards it.
 	Log logr.Logger
 	// Fail is for tests of what uses a store. It is called before each change of the disk, which fails with

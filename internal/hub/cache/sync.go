@@ -73,7 +73,7 @@ func (s *Store) sync() error {
 	this := s.next
 	s.next = newRound()
 	s.mu.Unlock()
-	this.err = s.syncAll()
+	this.err = s.max.Panics.Do("making the cache durable", s.syncAll)
 	close(this.done)
 	return this.err
 }

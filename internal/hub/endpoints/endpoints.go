@@ -17,6 +17,7 @@ import (
 
 	appsv1alpha1 "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/hub/filter"
+	"github.com/atoll-k8s/atoll/internal/hub/panics"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
@@ -41,13 +42,16 @@ type Options struct {
 	Kept []byte
 	// Save keeps a text of up to MaxKept bytes over a restart.
 	Save func([]byte) error
-	Log  logr.Logger
+	// Panics catches those of the filter's own work. nil catches none.
+	Panics *panics.Catcher
+	Log    logr.Logger
 }
 
 // Filter filters endpoints.
 type Filter struct {
 	clients []string
 	save    func([]byte) error
+	panics  *panics.Catcher
 	log     logr.Logger
 	until   time.Time     // nobody waits any longer
 	isKnown chan struct{} // closed when all inputs are known
@@ -89,7 +93,7 @@ const (
 // New returns a filter. Run must be called for it to learn what it depends on.
 func New(o Options) *Filter {
 	f := &Filter{
-		clients: o.Clients, save: o.Save, log: o.Log, until: time.Now().Add(awaitWithin),
+		clients: o.Clients, save: o.Save, panics: o.Panics, log: o.Log, until: time.Now().Add(awaitWithin),
 		isKnown: make(chan struct{}), unsaved: make(chan struct{}, 1), pooled: make(chan struct{}, 1),
 		changed: make(chan struct{}), place: Place{Node: o.NodeName}, topology: map[service][]Reach{}, damaged: map[service]string{},
 		inputs: map[string]*Input{inputServices: {Name: inputServices}, inputNode: {Name: inputNode}},
@@ -113,8 +117,10 @@ func (f *Filter) Run(ctx context.Context, follow filter.Follower) {
 	var running sync.WaitGroup
 	running.Go(func() { follow(ctx, services, &serviceReceiver{f}) })
 	running.Go(func() { follow(ctx, nodeOf(f.place.Node), &nodeReceiver{f}) })
-	running.Go(func() { f.followPool(ctx, follow) })
-	running.Go(func() { f.keepSaving(ctx) })
+	running.Go(func() {
+		f.panics.Keep(ctx, "following the node's pool", func(ctx context.Context) { f.followPool(ctx, follow) })
+	})
+	running.Go(func() { f.panics.Keep(ctx, "keeping the addresses of pods", f.keepSaving) })
 	running.Wait()
 }
 

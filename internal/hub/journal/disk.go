@@ -39,7 +39,7 @@ type storeDisk struct {
 // openDisk opens the store in a directory, and returns its entries, and those that are to be removed.
 func openDisk(path string, o Options) (d *storeDisk, entries []Entry, remove []uint64, err error) {
 	store, err := cache.Open(path, cache.Options{
-		MaxBytes: perByte * o.Limits.withDefaults().Bytes, MaxIdle: forever, SyncEvery: o.SyncEvery, Key: o.Key, Log: o.Log, Fail: o.Fail,
+		MaxBytes: perByte * o.Limits.withDefaults().Bytes, MaxIdle: forever, SyncEvery: o.SyncEvery, Key: o.Key, Panics: o.Panics, Log: o.Log, Fail: o.Fail,
 	})
 	if err != nil {
 		return nil, nil, nil, err

@@ -12,6 +12,7 @@ import (
 	"github.com/go-logr/logr"
 
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
+	"github.com/atoll-k8s/atoll/internal/hub/panics"
 )
 
 // Outcome is how an entry left the journal.
@@ -41,7 +42,9 @@ type Options struct {
 	SyncEvery time.Duration
 	// Key encrypts: see cache.Options. Writes of another key are removed by Open.
 	Key []byte
-	Log logr.Logger
+	// Panics catches those of the goroutine that writes. nil catches none.
+	Panics *panics.Catcher
+	Log    logr.Logger
 	// Fail is for tests of what uses a journal: see cache.Options.
 	Fail func(op string) error
 }
@@ -53,11 +56,12 @@ type Options struct {
 // after a loss of power: then an entry may come back that has been sent, so each must do no harm if it
 // is sent again.
 type Journal struct {
-	disk disk // only for the goroutine of run
-	log  logr.Logger
-	wake chan struct{}
-	stop chan struct{}
-	done chan struct{}
+	disk   disk // only for the goroutine of run
+	log    logr.Logger
+	panics *panics.Catcher
+	wake   chan struct{}
+	stop   chan struct{}
+	done   chan struct{}
 
 	mu       sync.Mutex
 	closed   bool
@@ -97,7 +101,7 @@ func open(d disk, o Options, entries []Entry, changed []uint64) *Journal {
 		o.Log = logr.Discard()
 	}
 	j := &Journal{
-		disk: d, log: o.Log, wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
+		disk: d, log: o.Log, panics: o.Panics, wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
 		state: state{limits: o.Limits.withDefaults()}, outcomes: map[Outcome]int{}, added: make(chan struct{}),
 		dirty: map[uint64]bool{}, next: newRound(), durable: map[uint64]bool{},
 	}
@@ -298,10 +302,10 @@ func (j *Journal) write(anew, again bool) (failed bool) {
 	j.next, j.dirty = newRound(), map[uint64]bool{}
 	j.mu.Unlock()
 
-	var err error
-	if anew {
-		err = j.disk.writeAll(entries)
-	} else {
+	err := j.panics.Do("writing the journal of writes", func() error {
+		if anew {
+			return j.disk.writeAll(entries)
+		}
 		var added []Entry
 		for _, e := range entries {
 			if dirty[e.Seq] {
@@ -309,8 +313,8 @@ func (j *Journal) write(anew, again bool) (failed bool) {
 				delete(dirty, e.Seq)
 			}
 		}
-		err = j.disk.write(added, slices.Sorted(maps.Keys(dirty)))
-	}
+		return j.disk.write(added, slices.Sorted(maps.Keys(dirty)))
+	})
 	if err != nil {
 		this.err = fmt.Errorf("writing the journal of writes: %w", err)
 		if !anew {

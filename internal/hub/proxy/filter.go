@@ -198,7 +198,7 @@ func (s *stream) startRefreshing() {
 	s.started = true
 	s.refreshing.Go(func() {
 		defer s.cancel() // if the client takes nothing any more
-		s.refresh(s.Context())
+		_ = s.Panics.Do("comparing the forms of objects", func() error { s.refresh(s.Context()); return nil })
 	})
 }
 

@@ -25,6 +25,7 @@ import (
 	appsv1alpha1 "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/endpoints"
+	"github.com/atoll-k8s/atoll/internal/hub/filter"
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
@@ -237,6 +238,7 @@ type filterRig struct {
 	kept     []byte
 	keptMu   sync.Mutex
 	stop     func()
+	wrap     func(filter.Filter) filter.Filter // nil: the filter is as it is
 }
 
 // kubeProxy is a client that is filtered, and person one that is not.
@@ -287,6 +289,9 @@ func (r *filterRig) start() {
 		},
 	})
 	r.Proxy.Filter, r.Pods = r.services, r.services
+	if r.wrap != nil {
+		r.Proxy.Filter = r.wrap(r.services)
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {

@@ -344,7 +344,7 @@ func (p *Proxy) tell(c *call, m *wire.Meta, why string) {
 		FirstTimestamp: now, LastTimestamp: now, Count: 1,
 	}
 	p.queues.tasks.Go(func() {
-		if err := p.createEvent(c, event); err != nil {
+		if err := p.Panics.Do("telling of a pod that is held", func() error { return p.createEvent(c, event) }); err != nil {
 			p.Log.V(2).Info("An event is lost", "pod", event.InvolvedObject.Namespace+"/"+event.InvolvedObject.Name, "error", err.Error())
 		}
 	})

@@ -184,7 +184,7 @@ func (q *queues) mayHeal(key string) bool {
 // stored. What was kept before stays if that fails: it says of when it is.
 func (p *Proxy) keep(c *call, store func(*state) error) bool {
 	queued := p.queues.add(c.key, 0, func(s *state) {
-		if err := store(s); err != nil {
+		if err := p.Panics.Do("keeping an answer", func() error { return store(s) }); err != nil {
 			*s = state{}
 			p.Log.V(2).Info("An answer is not kept", "path", c.URL.Path, "error", err.Error())
 		}
@@ -219,15 +219,16 @@ func (s *stream) follow(e wire.Event, m wire.Meta, before string, passes bool) {
 		s.isInitial = false
 	}
 	s.behind = !s.queues.add(s.key, wait, func(st *state) {
-		var err error
-		switch {
-		case initial && incomplete:
-			err = errGap
-		case initial:
-			err = s.storeInitial(st, e.Type, object, &m)
-		default:
-			err = s.storeEvent(st, e.Type, object, &m, before)
-		}
+		err := s.Panics.Do("keeping an event", func() error {
+			switch {
+			case initial && incomplete:
+				return errGap
+			case initial:
+				return s.storeInitial(st, e.Type, object, &m)
+			default:
+				return s.storeEvent(st, e.Type, object, &m, before)
+			}
+		})
 		if err != nil {
 			*st = state{}
 			s.dropSnapshot()
@@ -251,20 +252,22 @@ func (s *stream) begin() {
 	s.isInitial = s.position.InitialEvents
 	initial, version := s.isInitial, s.version
 	s.behind = !s.queues.add(s.key, spaceWithin, func(st *state) {
-		if initial {
-			var err error
-			if s.snapshot, err = s.Cache.Snapshot(s.key); err != nil {
-				s.heal(s.call)
+		err := s.Panics.Do("keeping what a watch brings", func() (err error) {
+			switch {
+			case initial:
+				s.snapshot, err = s.Cache.Snapshot(s.key)
+			case version != "":
+				if err = st.resume(s.Proxy, s.key); err == nil && !isUpTo(version, st.head.ResourceVersion) {
+					err = errGap
+				}
 			}
-			return
-		}
-		if version == "" {
-			return
-		}
-		if err := st.resume(s.Proxy, s.key); err != nil || !isUpTo(version, st.head.ResourceVersion) {
-			s.heal(s.call) // the client is ahead of what is kept
+			return err
+		})
+		if err != nil {
+			s.heal(s.call)
 		}
 	})
+	s.isIncomplete = initial && s.behind
 }
 
 // finish ends the keeping of what a stream brings. What is kept stays.
@@ -396,7 +399,7 @@ func (p *Proxy) heal(c *call) {
 	list.Header.Set("Accept", strings.ReplaceAll(strings.Join(c.Header.Values("Accept"), ","), "as=PartialObjectMetadata;", "as=PartialObjectMetadataList;"))
 	p.queues.tasks.Go(func() {
 		for pause := againAfter; p.Cloud.AwaitOnline(list.Context()) == nil; pause = min(2*pause, healEvery) {
-			err := p.readAnew(list)
+			err := p.Panics.Do("reading a collection anew", func() error { return p.readAnew(list) })
 			if err == nil || list.Context().Err() != nil {
 				return
 			}

@@ -106,7 +106,7 @@ func (p *Proxy) journalMetrics() []prometheus.Collector {
 	}, count(journal.Replayed))
 	refused := prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Namespace: "atoll", Subsystem: "hub", Name: "kept_writes_refused_total",
-		Help: "Kept writes that the API server refused, for example because their object was gone. They are dropped.",
+		Help: "Kept writes that the API server refused, for example because their object was gone, or that the hub could not make a request of. They are dropped.",
 	}, count(journal.Refused))
 	outdated := prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Namespace: "atoll", Subsystem: "hub", Name: "kept_writes_outdated_total",

@@ -32,7 +32,7 @@ func (p *Proxy) Follow(ctx context.Context, c filter.Collection, r filter.Receiv
 	f := &follower{Proxy: p, collection: c, receiver: r, from: "0"}
 	for pause := againAfter; ; pause = min(2*pause, maxFollowPause) {
 		began := time.Now()
-		if err := f.follow(ctx); err != nil && ctx.Err() == nil {
+		if err := f.Panics.Do("following a collection", func() error { return f.follow(ctx) }); err != nil && ctx.Err() == nil {
 			r.Failed(err)
 		}
 		if time.Since(began) > maxFollowPause {
@@ -175,15 +175,7 @@ func (f *follower) askOwn(ctx context.Context, query, accept string, body io.Wri
 	r.Header.Set("Accept", accept)
 	go func() {
 		defer close(a.done)
-		defer func() {
-			if v := recover(); v != nil {
-				if err, is := v.(error); !is || !errors.Is(err, http.ErrAbortHandler) {
-					panic(v)
-				}
-				a.broke = true
-			}
-		}()
-		f.answer(a, r, identity.OfNode())
+		a.broke = f.Panics.Do("a request of the hub itself", func() error { f.answer(a, r, identity.OfNode()); return nil }) != nil
 	}()
 	return a
 }

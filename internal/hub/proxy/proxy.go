@@ -23,6 +23,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/filter"
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
 	"github.com/atoll-k8s/atoll/internal/hub/journal"
+	"github.com/atoll-k8s/atoll/internal/hub/panics"
 	"github.com/atoll-k8s/atoll/internal/hub/request"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
@@ -56,7 +57,9 @@ type Proxy struct {
 	Tokens     *identity.Tokens
 	// Journal keeps writes of the node while the cloud is away: see Replay. nil keeps none.
 	Journal *journal.Journal
-	Log     logr.Logger
+	// Panics catches those outside of requests, and counts all. nil catches none.
+	Panics *panics.Catcher
+	Log    logr.Logger
 
 	// Trust, if it is set, is called with the context of each request of the node, or with a token that
 	// the cloud has accepted before.
@@ -95,8 +98,14 @@ type call struct {
 	key string
 }
 
-// ServeHTTP implements http.Handler.
+// ServeHTTP implements http.Handler. A request whose handling panics is not answered to its end.
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if p.Panics.Do("a request", func() error { p.serve(w, r); return nil }) != nil {
+		panic(http.ErrAbortHandler)
+	}
+}
+
+func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 	caller, err := p.Recognizer.Recognize(r)
 	if err != nil {
 		p.refuse(w, r, http.StatusUnauthorized, metav1.StatusReasonUnauthorized, err.Error())

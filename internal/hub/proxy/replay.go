@@ -129,7 +129,8 @@ type retry struct {
 	pause time.Duration
 }
 
-// errRefused is the error of a write that the API server refuses, and will always refuse.
+// errRefused is the error of a write that the API server refuses, and will always refuse, or that the hub
+// cannot send.
 var errRefused = errors.New("the API server refuses it")
 
 // errOutdated is the error of a Lease that is not to be sent any more.
@@ -171,7 +172,10 @@ func (p *Proxy) replayAll(ctx context.Context, later map[string]retry) (sent int
 			waits[e.Object] = true
 			continue
 		}
-		err := p.replayOne(ctx, &e)
+		var err error
+		if caught := p.Panics.Do("sending a kept write", func() error { err = p.replayOne(ctx, &e); return nil }); caught != nil {
+			err = fmt.Errorf("%w: %w", errRefused, caught) // the next attempt would be no better, and later writes would wait
+		}
 		switch {
 		case err == nil:
 			p.Journal.Done(e.Seq, journal.Replayed)
