@@ -112,8 +112,10 @@ func (p *Proxy) filteredFromCache(c *call, list *wire.Header, view *cache.View, 
 // filtering is what a watch whose objects pass a filter needs besides. The zero value filters nothing.
 type filtering struct {
 	session filter.Session
-	// sent has a sum of the form of each object that the client has from this watch, by its id.
-	sent  map[string]uint64
+	// sent has a sum of the form of each object that the client has from this watch, by its id. isWhole is
+	// true once the client has no others.
+	sent    map[string]uint64
+	isWhole bool
 	seed  maphash.Seed
 	again chan struct{} // gets something when forms are to be compared
 	// refreshing is the goroutine that compares them, until cancel is called.
@@ -162,7 +164,8 @@ func (s *stream) formed(view *cache.View, list *wire.Header) (iter.Seq2[[]byte, 
 		return values(view), nil
 	}
 	s.Filter.Await(s.Context())
-	metas, err := learn(s.session, view, list)
+	metas, err := learn(s.session, view, list, nil)
+	s.isWhole = true
 	return func(yield func([]byte, error) bool) {
 		i := 0
 		for value, err := range values(view) {
@@ -235,7 +238,8 @@ func (s *stream) refresh(ctx context.Context) {
 }
 
 // compare gives the client each object whose form is another one than it has, from what is kept. done
-// is false if that is not the state that the client has, or a later one.
+// is false if that is not the state that the client has, or a later one. Objects that are later than the
+// client are left out: it would go back to the events up to them. It gets them with these events.
 func (s *stream) compare() (done, gone bool) {
 	s.queues.settle(s.key)
 	s.writing.Lock()
@@ -258,7 +262,16 @@ func (s *stream) compare() (done, gone bool) {
 	}
 	apiVersion, kind := list.ItemKind()
 	session := s.sessionOf(s.call)
-	metas, err := learn(session, view, list)
+	skipped := false
+	isLater := func(m *wire.Meta) bool {
+		later := m.ResourceVersion != "" && !isUpTo(m.ResourceVersion, s.version)
+		skipped = skipped || later
+		return later
+	}
+	metas, err := learn(session, view, list, func(m *wire.Meta) bool {
+		_, has := s.sent[id(m)]
+		return isLater(m) && s.isWhole && !has // else it is the best that is known of the version that the client has
+	})
 	if err != nil {
 		s.Log.V(2).Info("The forms of objects are not compared", "path", s.URL.Path, "error", err.Error())
 		return false, false
@@ -271,6 +284,12 @@ func (s *stream) compare() (done, gone bool) {
 		}
 		m := &metas[i]
 		i++
+		if isLater(m) {
+			if was, is := s.sent[id(m)]; is {
+				sent[id(m)] = was
+			}
+			continue
+		}
 		form := session.Form(s.format, m, value)
 		sum := maphash.Bytes(s.seed, form)
 		if was, is := s.sent[id(m)]; !is || was != sum {
@@ -290,7 +309,7 @@ func (s *stream) compare() (done, gone bool) {
 		}
 		sent[id(m)] = sum
 	}
-	s.session, s.sent = session, sent
+	s.session, s.sent, s.isWhole = session, sent, s.isWhole || !skipped
 	if !wrote || !s.position.Bookmarks {
 		return true, false
 	}
@@ -302,8 +321,9 @@ func (s *stream) compare() (done, gone bool) {
 	return true, err == nil && !s.write(bookmark)
 }
 
-// learn lets a session learn all objects of a view, and returns their metadata.
-func learn(session filter.Session, view *cache.View, list *wire.Header) ([]wire.Meta, error) {
+// learn lets a session learn the objects of a view, except those that are unknown to the client, and returns
+// the metadata of all.
+func learn(session filter.Session, view *cache.View, list *wire.Header, unknown func(*wire.Meta) bool) ([]wire.Meta, error) {
 	apiVersion, kind := list.ItemKind()
 	metas := make([]wire.Meta, 0, view.Len())
 	for value, err := range values(view) {
@@ -315,7 +335,9 @@ func learn(session filter.Session, view *cache.View, list *wire.Header) ([]wire.
 			return nil, err
 		}
 		m.APIVersion, m.Kind = apiVersion, kind
-		session.Learn(list.Format, &m, value)
+		if unknown == nil || !unknown(&m) {
+			session.Learn(list.Format, &m, value)
+		}
 		metas = append(metas, m)
 	}
 	return metas, nil

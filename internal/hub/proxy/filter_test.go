@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -171,6 +172,64 @@ func TestAClientIsNotTakenBack(t *testing.T) {
 		if strings.Contains(line, "web-2") || strings.Contains(line, "1,2") {
 			t.Errorf("the client got %q", w.log)
 		}
+	}
+}
+
+// TestAClientIsNotTakenAhead: another client of the same identity is ahead. What it has seen reaches the
+// client with its own events only, in their order, and changes nothing before.
+func TestAClientIsNotTakenAhead(t *testing.T) {
+	for _, format := range formats {
+		t.Run(format.String(), func(t *testing.T) {
+			r := newFilterRig(t, format)
+			r.put(servicesPath, "web", serviceWith("kubernetes.io/hostname,openyurt.io/nodepool"))
+			r.put(slicesPath, "web-1", sliceWith("web-1", "b=10.0.0.2"))
+			r.put(slicesPath, "web-2", sliceWith("web-2", "b=10.0.0.4", "c=10.0.0.7"))
+			build.Eventually(t, "the topology is known", func() bool { return r.listed(kubeProxy)["web-2"] == "4" })
+			before := r.api.version
+			from, to := io.Pipe()
+			r.cloud.set(false, func(q *http.Request) (int, string, io.ReadCloser) {
+				if q.URL.Path == slicesPath && q.URL.Query().Get("watch") != "" {
+					return http.StatusOK, r.api.format.WatchContentType(), from
+				}
+				return r.api.answer(q)
+			})
+			w := r.follow(fmt.Sprint("resourceVersion=", before), map[string]string{"web-1": "2", "web-2": "4"})
+			t.Cleanup(func() { _ = to.Close() })
+			build.Eventually(t, "the client has the forms of what is kept", func() bool {
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				return len(w.log) > 0 && strings.HasPrefix(w.log[len(w.log)-1], "BOOKMARK")
+			})
+			r.put(slicesPath, "web-1", sliceWith("web-1", "b=10.0.0.5"))
+			r.put(slicesPath, "web-1", sliceWith("web-1", "b=10.0.0.6"))
+			r.put(slicesPath, "web-3", sliceWith("web-3", "a=10.0.0.9"))
+			r.listed(kubeProxy) // another client of the same ServiceAccount
+			r.put(poolsPath, "p", poolWith("a", "b", "c"))
+			w.expect("when a node joins the pool,", map[string]string{"web-1": "2", "web-2": "4,7"})
+			for _, c := range r.history[slicesPath] {
+				if c.version <= before {
+					continue
+				}
+				if _, err := to.Write(c.frame); err != nil {
+					t.Fatal(err)
+				}
+			}
+			w.expect("after its own events,", map[string]string{"web-1": "", "web-2": "", "web-3": "9"})
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			last := map[string]int{}
+			for _, line := range w.log {
+				fields := strings.Fields(line)
+				version, err := strconv.Atoi(fields[len(fields)-1])
+				if err != nil {
+					t.Fatal(err)
+				}
+				if fields[0] != "BOOKMARK" && version < last[fields[1]] {
+					t.Errorf("the client goes back: %q", w.log)
+				}
+				last[fields[1]] = version
+			}
+		})
 	}
 }
 
