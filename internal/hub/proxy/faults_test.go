@@ -211,10 +211,17 @@ func TestAClientThatDoesNotRead(t *testing.T) {
 	n.offline("afterwards,", version+1, map[string]string{"b": "1"})
 }
 
-// TestManyLargeAnswersAtOnce: what waits to be stored for others than the node is bounded, and they get
-// their answers all the same.
+// TestManyLargeAnswersAtOnce: what waits to be stored is bounded, for the node and for all others, and
+// clients get their answers all the same.
 func TestManyLargeAnswersAtOnce(t *testing.T) {
+	for _, caller := range []identity.Caller{reader, identity.OfNode()} {
+		t.Run(caller.Name, func(t *testing.T) { manyLargeAnswers(t, caller) })
+	}
+}
+
+func manyLargeAnswers(t *testing.T, caller identity.Caller) {
 	n := newNode(t, wire.JSON)
+	room := n.roomOf(&call{caller: caller})
 	large := strings.Repeat("x", maxAnswer/3)
 	n.cloud.set(false, func(*http.Request) (int, string, io.ReadCloser) {
 		return http.StatusOK, "text/plain", io.NopCloser(strings.NewReader(large))
@@ -223,27 +230,27 @@ func TestManyLargeAnswersAtOnce(t *testing.T) {
 	for i := range 5 {
 		r := httptest.NewRequest(http.MethodGet, fmt.Sprint("/openapi/v3?x=", i), nil)
 		r.Header.Set("Accept", n.format.ContentType())
-		key := reader.Name + "\n" + request.Of(r).Scope
+		key := caller.Name + "\n" + request.Of(r).Scope
 		n.queues.add(key, 0, func(*state) { <-hangs }) // as a disk that is slow
 		w := httptest.NewRecorder()
-		n.answer(w, r, reader)
+		n.answer(w, r, caller)
 		if w.Code != http.StatusOK || w.Body.Len() != len(large) {
 			t.Errorf("answer %d is %d with %d bytes", i, w.Code, w.Body.Len())
 		}
-		if taken := n.others.taken.Load(); taken > maxAnswer {
+		if taken := room.taken.Load(); taken > maxAnswer {
 			t.Fatalf("%d bytes wait to be stored", taken)
 		}
 	}
 	close(hangs)
 	n.Wait()
-	if taken := n.others.taken.Load(); taken != 0 {
+	if taken := room.taken.Load(); taken != 0 {
 		t.Errorf("%d bytes are not given back", taken)
 	}
 	n.cloud.set(true, nil)
 	n.Tokens.Accepted(reader.Token, time.Now())
 	kept := 0
 	for i := range 5 {
-		if n.askAs(reader, fmt.Sprint("/openapi/v3?x=", i)).Body.Len() == len(large) {
+		if n.askAs(caller, fmt.Sprint("/openapi/v3?x=", i)).Body.Len() == len(large) {
 			kept++
 		}
 	}

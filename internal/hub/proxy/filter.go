@@ -59,9 +59,10 @@ func (p *Proxy) listThroughFilter(w http.ResponseWriter, c *call, response *http
 		filtered = p.filtered(c, list, session, body)
 	}
 	response.Header.Set("Content-Length", strconv.Itoa(len(filtered)))
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(localWithin)) // others wait for their turn
 	answerWith(w, response)
 	_, _ = w.Write(filtered)
-	p.keep(c, func(s *state) error { return p.storeList(s, c, contentType, body) })
+	p.keepSized(c, len(body), func(s *state) error { return p.storeList(s, c, contentType, body) })
 }
 
 func decodeList(contentType string, body []byte) (*wire.List, error) {
@@ -116,8 +117,8 @@ type filtering struct {
 	// true once the client has no others.
 	sent    map[string]uint64
 	isWhole bool
-	seed  maphash.Seed
-	again chan struct{} // gets something when forms are to be compared
+	seed    maphash.Seed
+	again   chan struct{} // gets something when forms are to be compared
 	// refreshing is the goroutine that compares them, until cancel is called.
 	refreshing sync.WaitGroup
 	cancel     context.CancelFunc

@@ -190,7 +190,7 @@ func (p *Proxy) listThroughGate(w http.ResponseWriter, c *call, response *http.R
 	response.Header.Set("Content-Length", fmt.Sprint(len(passed)))
 	answerWith(w, response)
 	_, _ = w.Write(passed)
-	p.keep(c, func(s *state) error { return p.storeList(s, c, contentType, passed) })
+	p.keepSized(c, len(passed), func(s *state) error { return p.storeList(s, c, contentType, passed) })
 }
 
 // passable returns a list without what is held.
@@ -320,7 +320,7 @@ func (p *Proxy) getThroughGate(w http.ResponseWriter, c *call, response *http.Re
 	response.Header.Set("Content-Length", fmt.Sprint(len(body)))
 	answerWith(w, response)
 	_, _ = w.Write(body)
-	p.keep(c, func(s *state) error {
+	p.keepSized(c, len(body), func(s *state) error {
 		return p.storeDocument(s, c, &head{Code: response.StatusCode, ContentType: contentType}, body)
 	})
 }

@@ -35,6 +35,7 @@ const (
 type queues struct {
 	mu     sync.Mutex
 	of     map[string]*queue
+	others int                  // those of others than the node
 	healed map[string]time.Time // when a scope was last read by heal
 	tasks  tasks
 }
@@ -95,7 +96,8 @@ type state struct {
 	head   *head
 }
 
-// add adds a job for a scope. It waits for a place, and returns false if there is none.
+// add adds a job for a scope. It waits for a place, and returns false if there is none, or if something of
+// too many scopes waits.
 func (q *queues) add(key string, wait time.Duration, job func(*state)) bool {
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
@@ -103,8 +105,15 @@ func (q *queues) add(key string, wait time.Duration, job func(*state)) bool {
 		q.mu.Lock()
 		one := q.of[key]
 		if one == nil {
+			if isOfNode(key) && len(q.of)-q.others >= maxScopes || !isOfNode(key) && q.others >= maxOthersQueues {
+				q.mu.Unlock()
+				return false
+			}
 			if q.of == nil {
 				q.of = map[string]*queue{}
+			}
+			if !isOfNode(key) {
+				q.others++
 			}
 			one = &queue{space: make(chan struct{}, 1)}
 			q.of[key] = one
@@ -129,6 +138,9 @@ func (q *queues) run(key string, one *queue) {
 		q.mu.Lock()
 		if len(one.jobs) == 0 {
 			delete(q.of, key)
+			if !isOfNode(key) {
+				q.others--
+			}
 			q.mu.Unlock()
 			return
 		}
@@ -218,7 +230,14 @@ func (s *stream) follow(e wire.Event, m wire.Meta, before string, passes bool) {
 	if e.Type == watch.Bookmark && initial && s.version != "" {
 		s.isInitial = false
 	}
+	room, size := s.roomOf(s.call), len(object)
+	if !room.take(size) {
+		s.behind = true
+		s.isIncomplete = s.isIncomplete || initial
+		return
+	}
 	s.behind = !s.queues.add(s.key, wait, func(st *state) {
+		defer room.give(size)
 		err := s.Panics.Do("keeping an event", func() error {
 			switch {
 			case initial && incomplete:
@@ -236,7 +255,10 @@ func (s *stream) follow(e wire.Event, m wire.Meta, before string, passes bool) {
 			s.heal(s.call)
 		}
 	})
-	s.isIncomplete = s.isIncomplete || initial && s.behind
+	if s.behind {
+		room.give(size)
+		s.isIncomplete = s.isIncomplete || initial
+	}
 }
 
 // dropSnapshot drops the initial events. Only the worker of the scope uses s.snapshot.
@@ -431,7 +453,9 @@ func (p *Proxy) readAnew(c *call) error {
 			return err
 		}
 	}
-	p.keep(c, func(s *state) error { return p.storeList(s, c, contentType, body) })
+	if !p.keepSized(c, len(body), func(s *state) error { return p.storeList(s, c, contentType, body) }) {
+		return errors.New("too much waits to be stored")
+	}
 	return nil
 }
 

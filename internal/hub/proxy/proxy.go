@@ -74,13 +74,15 @@ type Proxy struct {
 	queues queues
 	making sync.Mutex // held while a new scope is stored
 	chunks chunks
-	others room // for answers to others than the node
+	own    room // for answers to the node that wait to be stored
+	others room // for those to others
+	forms  turns
 	gate   gate
 	recent recent
 	replay replay
 	// metrics is nil if nobody registered them.
 	metrics *metrics
-	// slowAfter is writeWithin, except in tests.
+	// slowAfter is writeWithin and questionWithin, except in tests.
 	slowAfter time.Duration
 }
 
@@ -248,7 +250,7 @@ func (p *Proxy) refuse(w http.ResponseWriter, r *http.Request, code int, reason 
 		}
 	}
 	status := metav1.Status{Status: metav1.StatusFailure, Reason: reason, Message: message, Code: int32(code)}
-	if code == http.StatusServiceUnavailable {
+	if code == http.StatusServiceUnavailable || code == http.StatusTooManyRequests {
 		status.Details = &metav1.StatusDetails{RetryAfterSeconds: retryAfter}
 		w.Header().Set("Retry-After", fmt.Sprint(retryAfter))
 	}

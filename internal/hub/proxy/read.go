@@ -100,10 +100,7 @@ func (p *Proxy) get(w http.ResponseWriter, c *call) {
 
 // passAndKeep gives the client the cloud's answer, and stores it if it is one that is repeated offline.
 func (p *Proxy) passAndKeep(w http.ResponseWriter, c *call, response *http.Response, store func(*state, []byte) error) {
-	answer := &kept{}
-	if !c.caller.IsNode {
-		answer.of = &p.others
-	}
+	answer := &kept{of: p.roomOf(c)}
 	passInto(w, response, answer)
 	switch {
 	case response.StatusCode == http.StatusForbidden:
@@ -185,6 +182,11 @@ func (p *Proxy) list(w http.ResponseWriter, c *call) {
 		return
 	}
 	if session := p.sessionOf(c); session != nil && response.StatusCode == http.StatusOK {
+		if !p.forms.enter(c.Context()) {
+			p.busy(w, c)
+			return
+		}
+		defer p.forms.leave()
 		p.listThroughFilter(w, c, response, session)
 		return
 	}
@@ -223,6 +225,11 @@ func (p *Proxy) listFromCache(w http.ResponseWriter, c *call, reason error) {
 		return
 	}
 	if session := p.sessionOf(c); session != nil {
+		if !p.forms.enter(c.Context()) {
+			p.busy(w, c)
+			return
+		}
+		defer p.forms.leave()
 		body, err := p.filteredFromCache(c, list, view, session)
 		if err != nil {
 			p.unavailable(w, c.Request, err)

@@ -1,0 +1,136 @@
+package proxy
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/atoll-k8s/atoll/internal/hub/filter"
+	"github.com/atoll-k8s/atoll/internal/hub/identity"
+	"github.com/atoll-k8s/atoll/internal/hub/wire"
+)
+
+// TestWhatWaitsForASlowDiskIsCounted, whichever way it is answered, and is given back.
+func TestWhatWaitsForASlowDiskIsCounted(t *testing.T) {
+	hang := func(n *node, key string) (goOn func()) {
+		hangs := make(chan struct{})
+		n.queues.add(key, 0, func(*state) { <-hangs })
+		return func() { close(hangs) }
+	}
+	r := newFilterRig(t, wire.JSON)
+	r.listed(kubeProxy)
+	goOn := hang(r.node, kubeProxy.Name+"\n"+requestOf(slicesPath, wire.JSON))
+	for range 3 {
+		r.listed(kubeProxy)
+	}
+	if taken := r.others.taken.Load(); taken == 0 {
+		t.Error("lists that are filtered are not counted")
+	}
+	goOn()
+	r.stop()
+	r.node.Wait()
+	if taken := r.others.taken.Load(); taken != 0 {
+		t.Errorf("%d bytes are not given back", taken)
+	}
+
+	n := newNode(t, wire.JSON)
+	n.answers(1, pod("a", "1", 1, nil))
+	for name, answer := range map[string]func(){
+		"the node's pods": func() { n.ask(t.Context(), podsOfNode) },
+		"an event":        func() { n.watched(podsOfNode+"&watch=1&resourceVersion=1", event{watch.Added, pod("b", "1", 2, nil)}) },
+	} {
+		goOn := hang(n, "node\n"+requestOf(podsOfNode, wire.JSON))
+		answer()
+		if n.own.taken.Load() == 0 {
+			t.Errorf("%s: it is not counted", name)
+		}
+		goOn()
+		n.Wait()
+		if taken := n.own.taken.Load(); taken != 0 {
+			t.Errorf("%s: %d bytes are not given back", name, taken)
+		}
+	}
+	// Without any room left the clients are answered, and the state before is kept.
+	n.own.take(maxAnswer)
+	n.answers(3, pod("c", "1", 3, nil))
+	if w := n.ask(t.Context(), podsOfNode); !strings.Contains(w.Body.String(), `"name":"c","namespace"`) {
+		t.Errorf("the answer is %d %s", w.Code, w.Body)
+	}
+	n.Wait()
+	n.cloud.set(true, nil)
+	if w := n.ask(t.Context(), podsOfNode); strings.Contains(w.Body.String(), `"name":"c","namespace"`) {
+		t.Errorf("what found no room is kept: %s", w.Body)
+	}
+	n.own.give(maxAnswer)
+}
+
+// TestScopesThatWaitAreBounded: with a disk that hangs, many requests of others leave nothing in memory, and
+// the node has its own places.
+func TestScopesThatWaitAreBounded(t *testing.T) {
+	var q queues
+	hangs := make(chan struct{})
+	added := map[string]int{}
+	for i := range maxScopes + 10 {
+		for _, caller := range []string{"node", "somebody", "another"} {
+			if q.add(fmt.Sprint(caller, "\n", i), 0, func(*state) { <-hangs }) {
+				added[caller]++
+			}
+		}
+	}
+	if added["node"] != maxScopes || added["somebody"]+added["another"] != maxOthersQueues {
+		t.Errorf("waiting are %v", added)
+	}
+	close(hangs)
+	q.tasks.Wait()
+	if !q.add("somebody\nlater", 0, func(*state) {}) || !q.add("node\nlater", 0, func(*state) {}) {
+		t.Error("the places are not given back")
+	}
+	q.tasks.Wait()
+}
+
+// plainFilter is a Filter of everything, which changes nothing.
+type plainFilter struct{ filter.Filter }
+
+func (plainFilter) Session(string, string, string, string) filter.Session { return plainSession{} }
+func (plainFilter) Await(context.Context)                                 {}
+
+type plainSession struct{}
+
+func (plainSession) Learn(wire.Format, *wire.Meta, []byte) bool             { return false }
+func (plainSession) Forget(*wire.Meta) bool                                 { return false }
+func (plainSession) Form(_ wire.Format, _ *wire.Meta, object []byte) []byte { return object }
+
+// TestListsAreFilteredInTurn: each is in memory as a whole, and who gets no turn is told when to ask again.
+func TestListsAreFilteredInTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t, wire.JSON)
+		n.Filter = plainFilter{}
+		n.Tokens.Accepted(reader.Token, time.Now())
+		n.answers(1, pod("a", "1", 1, nil))
+		n.askAs(reader, podsOfNode)
+		n.Wait()
+		for range maxForming {
+			n.forms.enter(t.Context())
+		}
+		for _, offline := range []bool{false, true} {
+			n.cloud.set(offline, nil)
+			if w := n.askAs(reader, podsOfNode); w.Code != http.StatusTooManyRequests || w.Header().Get("Retry-After") == "" {
+				t.Errorf("offline %t: the answer is %d", offline, w.Code)
+			}
+			time.AfterFunc(formWithin/2, n.forms.leave)
+			if w := n.askAs(reader, podsOfNode); w.Code != http.StatusOK {
+				t.Errorf("offline %t: when it is its turn the answer is %d", offline, w.Code)
+			}
+			n.forms.enter(t.Context())
+			if w := n.askAs(identity.OfNode(), podsOfNode); w.Code != http.StatusOK && !offline {
+				t.Errorf("the node is answered %d", w.Code)
+			}
+		}
+	})
+}
