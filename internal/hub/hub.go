@@ -50,6 +50,8 @@ const (
 	// headerWithin bounds how long a client may take for the headers of a request, and maxHeader their
 	// size in bytes.
 	headerWithin, maxHeader = 10 * time.Second, 64 << 10
+	// maxUnread bounds what of the requests of a connection is received before it is read, in bytes.
+	maxUnread = 256 << 10
 	// closeWithin bounds how long requests may go on when the hub ends.
 	closeWithin = 2 * time.Second
 	// idleFor is how long a connection may have no request.
@@ -131,6 +133,8 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 		ReadHeaderTimeout: headerWithin, MaxHeaderBytes: maxHeader, IdleTimeout: idleFor,
 		BaseContext: func(net.Listener) context.Context { return requests },
 		ConnContext: clients.open, ConnState: clients.change, ErrorLog: stdlog.New(errorLog{log}, "", 0),
+		// What a client has sent and nobody reads yet is in memory: of each connection that much.
+		HTTP2: &http.HTTP2Config{MaxReceiveBufferPerConnection: maxUnread, MaxReceiveBufferPerStream: maxUnread / 4},
 		// The certificates of clients are judged for each request: see identity.Recognizer.
 		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: serving.get, ClientAuth: tls.RequestClientCert},
 	}

@@ -1,14 +1,19 @@
 package proxy
 
 import (
-	"bytes"
+	"cmp"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"net/http"
+	"os"
 	"strings"
+	"sync"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -20,8 +25,12 @@ import (
 // begin with a path.
 const repeatablePrefix = "POST "
 
-// maxQuestion bounds the body of a request that isRepeatable, in bytes.
-const maxQuestion = 1 << 20
+const (
+	// maxQuestion bounds the body of a request that isRepeatable, in bytes.
+	maxQuestion = 1 << 20
+	// questionWithin bounds how long a client may take for it.
+	questionWithin = 10 * time.Second
+)
 
 // isRepeatable reports whether a request that creates something only asks: for a token of a
 // ServiceAccount, for who has a token, and for what somebody may do. Without these answers a kubelet
@@ -45,33 +54,144 @@ func isRepeatable(method string, q *request.Request) bool {
 // repeat answers a request that isRepeatable. While the cloud is not reachable, the answer is that
 // to the same request before. A token may have expired by then: its holder is known to the hub.
 func (p *Proxy) repeat(w http.ResponseWriter, c *call) {
-	body, err := io.ReadAll(http.MaxBytesReader(w, c.Body, maxQuestion))
-	if err != nil {
-		if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
-			p.refuse(w, c.Request, http.StatusRequestEntityTooLarge, metav1.StatusReasonRequestEntityTooLarge, fmt.Sprintf("the body has more than %d bytes", tooLarge.Limit))
-			return
-		}
-		panic(http.ErrAbortHandler) // the client has gone
+	if c.ContentLength > maxQuestion {
+		p.refuseQuestion(w, c, &http.MaxBytesError{Limit: maxQuestion})
+		return
 	}
-	sum := sha256.Sum256(body)
-	c.key = strings.Join([]string{c.caller.Name, repeatablePrefix + c.URL.RequestURI(), c.Header.Get("Content-Type"), c.Header.Get("Accept"), hex.EncodeToString(sum[:])}, "\n")
-	c.Body, c.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+	q, done := p.question(w, c)
+	defer done()
 	response, err := p.send(c, c.Request) // once: it is a POST
 	if err != nil {
+		failed := q.failure()
+		if failed == nil && p.mayRead(c) { // else there is no answer
+			c.key, failed = q.key(c)
+		}
+		if failed != nil {
+			p.refuseQuestion(w, c, failed)
+			return
+		}
 		p.documentFromCache(w, c, err)
 		return
 	}
 	defer response.Body.Close()
-	answer, whole := passOn(w, response)
+	answer := &kept{of: p.roomOf(c)}
+	passInto(w, response, answer)
+	queued := false
+	defer func() {
+		if !queued {
+			answer.release()
+		}
+	}()
+	if c.key, err = q.key(c); err != nil {
+		return
+	}
 	switch response.StatusCode {
 	case http.StatusOK, http.StatusCreated:
-		p.keep(c, func(s *state) error {
-			if !whole {
+		queued = p.keep(c, func(s *state) error {
+			defer answer.release()
+			if answer.tooLarge {
 				return cache.ErrTooLarge
 			}
-			return p.storeDocument(s, c, &head{Code: response.StatusCode, ContentType: response.Header.Get("Content-Type")}, answer)
+			return p.storeDocument(s, c, &head{Code: response.StatusCode, ContentType: response.Header.Get("Content-Type")}, answer.body)
 		})
 	case http.StatusForbidden, http.StatusNotFound:
 		p.drop(c)
 	}
+}
+
+// refuseQuestion answers a request whose body cannot be read to its end.
+func (p *Proxy) refuseQuestion(w http.ResponseWriter, c *call, err error) {
+	tooLarge := (*http.MaxBytesError)(nil)
+	switch {
+	case errors.As(err, &tooLarge):
+		p.refuse(w, c.Request, http.StatusRequestEntityTooLarge, metav1.StatusReasonRequestEntityTooLarge, fmt.Sprintf("the body has more than %d bytes", tooLarge.Limit))
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		p.refuse(w, c.Request, http.StatusRequestTimeout, metav1.StatusReasonTimeout, fmt.Sprintf("the body did not come within %s", questionWithin))
+	default:
+		panic(http.ErrAbortHandler) // the client has gone
+	}
+}
+
+// question is the body of a request that isRepeatable. It goes to the cloud as it comes, before anybody
+// knows whether the cloud accepts its sender, so nothing of it is kept but a sum.
+type question struct {
+	cancel context.CancelCauseFunc // of the request
+	over   func()                  // the time for the body does not count any more
+
+	mu    sync.Mutex
+	from  io.Reader
+	sum   hash.Hash
+	err   error // of the last read; io.EOF at the end
+	ended bool  // for the cloud
+}
+
+// question lets a request send its body as a question. Call done when it is answered.
+func (p *Proxy) question(w http.ResponseWriter, c *call) (q *question, done func()) {
+	ctx, cancel := context.WithCancelCause(c.Context())
+	controller := http.NewResponseController(w)
+	_ = controller.SetReadDeadline(time.Now().Add(cmp.Or(p.slowAfter, questionWithin)))
+	q = &question{
+		cancel: cancel, over: func() { _ = controller.SetReadDeadline(time.Time{}) },
+		from: http.MaxBytesReader(w, c.Body, maxQuestion), sum: sha256.New(),
+	}
+	c.Request = c.WithContext(ctx)
+	c.Body = io.NopCloser(q)
+	return q, func() { q.end(); cancel(nil) }
+}
+
+// Read implements io.Reader, for the cloud.
+func (q *question) Read(b []byte) (int, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.ended {
+		return 0, io.ErrClosedPipe
+	}
+	return q.readLocked(b)
+}
+
+func (q *question) readLocked(b []byte) (int, error) {
+	if q.err != nil {
+		return 0, q.err
+	}
+	n, err := q.from.Read(b)
+	_, _ = q.sum.Write(b[:n]) // it never fails
+	q.err = err
+	switch {
+	case errors.Is(err, io.EOF):
+		q.over()
+	case err != nil:
+		q.cancel(err) // that the client fails is no evidence against the cloud
+	}
+	return n, err
+}
+
+// end ends the sending: the body is not read any more after the request.
+func (q *question) end() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.ended = true
+}
+
+// failure returns why the body could not be read; nil if that did not fail.
+func (q *question) failure() error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if errors.Is(q.err, io.EOF) {
+		return nil
+	}
+	return q.err
+}
+
+// key is that of the scope of the request. What the cloud has not read of the body is read.
+func (q *question) key(c *call) (string, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.ended = true
+	for b := make([]byte, 4<<10); q.err == nil; {
+		_, _ = q.readLocked(b)
+	}
+	if !errors.Is(q.err, io.EOF) {
+		return "", q.err
+	}
+	return strings.Join([]string{c.caller.Name, repeatablePrefix + c.URL.RequestURI(), c.Header.Get("Content-Type"), c.Header.Get("Accept"), hex.EncodeToString(q.sum.Sum(nil))}, "\n"), nil
 }

@@ -1,0 +1,200 @@
+package proxy
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/atoll-k8s/atoll/internal/hub/identity"
+	"github.com/atoll-k8s/atoll/internal/hub/uplink"
+	"github.com/atoll-k8s/atoll/internal/hub/wire"
+)
+
+const reviewsPath = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+
+// reviewing is a cloud that answers reviews with their body.
+type reviewing struct {
+	Cloud
+
+	mu      sync.Mutex
+	offline bool
+	reads   int // bytes of the body, before it is offline
+}
+
+// RoundTrip implements Cloud.
+func (v *reviewing) RoundTrip(r *http.Request, _ bool) (*http.Response, error) {
+	v.mu.Lock()
+	offline, reads := v.offline, v.reads
+	v.mu.Unlock()
+	if offline {
+		if _, err := io.CopyN(io.Discard, r.Body, int64(reads)); err != nil {
+			return nil, err
+		}
+		return nil, uplink.ErrOffline
+	}
+	if r.Header.Get("X-Large") != "" {
+		_, err := io.Copy(io.Discard, r.Body)
+		return &http.Response{StatusCode: http.StatusCreated, Header: http.Header{}, Body: http.NoBody}, err
+	}
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, err
+	}
+	return &http.Response{StatusCode: http.StatusCreated, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(bytes.NewReader(body))}, nil
+}
+
+func (v *reviewing) set(offline bool, reads int) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.offline, v.reads = offline, reads
+}
+
+// review sends a review, and returns the code of the answer and its body.
+func (n *node) review(caller identity.Caller, body io.Reader) (code int, answer string) {
+	n.Helper()
+	r := httptest.NewRequestWithContext(n.Context(), http.MethodPost, reviewsPath, body)
+	r.Header.Set("Content-Type", "application/json")
+	w := httptest.NewRecorder()
+	n.answer(w, r, caller)
+	n.Wait()
+	return w.Code, w.Body.String()
+}
+
+// TestReviewsAreRepeated while the cloud is away, also if it goes while it reads one.
+func TestReviewsAreRepeated(t *testing.T) {
+	n := newNode(t, wire.JSON)
+	cloud := &reviewing{Cloud: n.cloud}
+	n.Proxy.Cloud = cloud
+	n.Tokens.Accepted(reader.Token, time.Now())
+	asked := strings.Repeat("who may do what? ", 1000)
+	for _, caller := range []identity.Caller{reader, identity.OfNode()} {
+		cloud.set(false, 0)
+		if code, answer := n.review(caller, strings.NewReader(asked)); code != http.StatusCreated || answer != asked {
+			t.Fatalf("%s is answered %d %.20s", caller.Name, code, answer)
+		}
+		for _, reads := range []int{0, 10, len(asked)} {
+			cloud.set(true, reads)
+			if code, answer := n.review(caller, strings.NewReader(asked)); code != http.StatusCreated || answer != asked {
+				t.Errorf("offline after %d bytes, %s is answered %d %.20s", reads, caller.Name, code, answer)
+			}
+		}
+		if code, _ := n.review(caller, strings.NewReader(asked+"!")); code != http.StatusServiceUnavailable {
+			t.Errorf("offline another review of %s is answered %d", caller.Name, code)
+		}
+	}
+	cloud.set(true, 0)
+	unread := strings.NewReader(asked)
+	if code, _ := n.review(identity.Caller{Name: "stranger", Token: "forged"}, unread); code != http.StatusServiceUnavailable || unread.Len() != len(asked) {
+		t.Errorf("offline a stranger is answered %d, and %d bytes are not read", code, unread.Len())
+	}
+	cloud.set(false, 0)
+	for name, body := range map[string]io.Reader{
+		"with its length": strings.NewReader(strings.Repeat("x", maxQuestion+1)), "without its length": io.MultiReader(strings.NewReader(strings.Repeat("x", maxQuestion+1))),
+	} {
+		if code, _ := n.review(reader, body); code != http.StatusRequestEntityTooLarge {
+			t.Errorf("a review that is too large, %s, is answered %d", name, code)
+		}
+	}
+}
+
+// TestBodiesOfStrangersTakeNoMemory, however many they send before the cloud has seen their tokens.
+func TestBodiesOfStrangersTakeNoMemory(t *testing.T) {
+	n := newNode(t, wire.JSON)
+	n.Proxy.Cloud = &reviewing{Cloud: n.cloud}
+	heap := func() int64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	before := heap()
+	part := bytes.Repeat([]byte(" "), maxQuestion-1)
+	var ends []*io.PipeWriter
+	var requests sync.WaitGroup
+	for i := range 100 {
+		from, to := io.Pipe()
+		ends = append(ends, to)
+		requests.Go(func() {
+			defer func() {
+				if err, is := recover().(error); is && !errors.Is(err, http.ErrAbortHandler) {
+					t.Error(err)
+				}
+			}()
+			r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, reviewsPath, from)
+			r.Header.Set("X-Large", "true")
+			n.answer(httptest.NewRecorder(), r, identity.Caller{Name: fmt.Sprint("stranger", i), Token: "forged"})
+		})
+		if _, err := to.Write(part); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if more := heap() - before; more > 20<<20 {
+		t.Errorf("%d MiB are in memory", more>>20)
+	}
+	for _, to := range ends {
+		_ = to.CloseWithError(io.ErrUnexpectedEOF)
+	}
+	requests.Wait()
+}
+
+// TestABodyThatDoesNotEnd is not awaited for long, and one that has ended in time is answered when the
+// cloud answers.
+func TestABodyThatDoesNotEnd(t *testing.T) {
+	for _, http2 := range []bool{false, true} {
+		n := newNode(t, wire.JSON)
+		n.slowAfter = 200 * time.Millisecond
+		answers := make(chan struct{})
+		cloud := &awaiting{&reviewing{Cloud: n.cloud}, answers}
+		n.Proxy.Cloud = cloud
+		server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { n.answer(w, r, reader) }))
+		server.EnableHTTP2 = http2
+		server.StartTLS()
+		send := func(body io.Reader) (int, error) {
+			r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL+reviewsPath, body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			response, err := server.Client().Do(r)
+			if err != nil {
+				return 0, err
+			}
+			return response.StatusCode, response.Body.Close()
+		}
+		from, to := io.Pipe()
+		go func() { _, _ = io.WriteString(to, "half of it") }()
+		if code, err := send(from); code != http.StatusRequestTimeout && err == nil {
+			t.Errorf("HTTP/2 %t: half a body is answered %d", http2, code)
+		}
+		_ = to.Close()
+		timer := time.AfterFunc(3*n.slowAfter, func() { close(answers) })
+		if code, err := send(strings.NewReader("all of it")); code != http.StatusCreated || err != nil {
+			t.Errorf("HTTP/2 %t: a whole body is answered %d, %v", http2, code, err)
+		}
+		timer.Stop()
+		server.Close()
+	}
+}
+
+// awaiting is a cloud that takes its time for answers.
+type awaiting struct {
+	*reviewing
+
+	answers chan struct{}
+}
+
+// RoundTrip implements Cloud.
+func (a *awaiting) RoundTrip(r *http.Request, asNode bool) (*http.Response, error) {
+	response, err := a.reviewing.RoundTrip(r, asNode)
+	if err == nil {
+		<-a.answers
+	}
+	return response, err
+}
