@@ -91,6 +91,11 @@ func (s *scripted) AwaitOnline(ctx context.Context) error {
 	}
 }
 
+// AwaitReachable implements Cloud.
+func (s *scripted) AwaitReachable(ctx context.Context) (time.Duration, error) {
+	return 0, s.AwaitOnline(ctx)
+}
+
 // node is a proxy and its cloud, asked by the node.
 type node struct {
 	*testing.T

@@ -47,6 +47,7 @@ const (
 type Cloud interface {
 	RoundTrip(r *http.Request, asNode bool) (*http.Response, error)
 	AwaitOnline(ctx context.Context) error
+	AwaitReachable(ctx context.Context) (spread time.Duration, err error)
 }
 
 // Proxy is the handler of the hub's port.

@@ -76,7 +76,8 @@ func (r *replay) signal() chan struct{} {
 }
 
 // Replay sends what the journal keeps as the node while the cloud is reachable, until ctx is done: the
-// Lease first, then statuses in their order, then events in theirs.
+// Lease first, then statuses in their order, then events in theirs. When the cloud is back the Lease is sent
+// at once, so that the node looks dead no longer than it must, and the rest after a time by chance.
 //
 // A write may be sent twice: if the answer is lost, and after a kill of the hub or a loss of power before
 // its removal is on disk. That does no harm. A patch of a status sets the same values again. An event is
@@ -89,15 +90,26 @@ func (p *Proxy) Replay(ctx context.Context) {
 		return
 	}
 	later := map[string]retry{}
+	var restAt time.Time // when others than the Lease may be sent
 	for pause := replayAgain; ; {
-		if p.Journal.Await(ctx) != nil || p.Cloud.AwaitOnline(ctx) != nil {
+		if p.Journal.Await(ctx) != nil {
 			return
 		}
-		sent, busy := p.replayAll(ctx, later)
+		spread, err := p.Cloud.AwaitReachable(ctx)
+		if err != nil {
+			return
+		}
+		if spread > 0 {
+			restAt = time.Now().Add(spread)
+		}
+		sent, busy := p.replayAll(ctx, later, restAt)
 		if sent > 0 {
 			p.Log.Info("Kept writes were sent to the cloud", "sent", sent, "waiting", p.Journal.Summary().Waiting)
 		}
 		wake, wait := p.replay.signal(), maxReplayAgain
+		if rest := time.Until(restAt); rest > 0 {
+			wait = min(wait, rest)
+		}
 		for object, r := range later {
 			if len(p.Journal.Of(object)) == 0 {
 				delete(later, object)
@@ -156,8 +168,8 @@ func (p *Proxy) nextEntry(waits map[string]bool) (next journal.Entry, found bool
 
 // replayAll sends what it can. An object whose entry cannot be sent at the moment keeps its later ones
 // too, and does not hold up those of others: later has when it is tried again. What is added meanwhile is
-// sent too. busy means that nothing can be sent at the moment.
-func (p *Proxy) replayAll(ctx context.Context, later map[string]retry) (sent int, busy bool) {
+// sent too. Others than the Lease are sent from restAt on. busy means that nothing can be sent at the moment.
+func (p *Proxy) replayAll(ctx context.Context, later map[string]retry, restAt time.Time) (sent int, busy bool) {
 	waits := map[string]bool{}
 	for object, r := range later {
 		waits[object] = time.Now().Before(r.at)
@@ -166,6 +178,10 @@ func (p *Proxy) replayAll(ctx context.Context, later map[string]retry) (sent int
 		e, found := p.nextEntry(waits)
 		if !found {
 			return sent, false
+		}
+		if e.Kind != journal.Lease && time.Now().Before(restAt) {
+			waits[e.Object] = true
+			continue
 		}
 		if e.Kind == journal.Status && p.replay.isSilent() {
 			// The node and its pods would look alive, at least until the control plane notices again.

@@ -368,6 +368,40 @@ func TestALeaseDoesNotWaitForAnEvent(t *testing.T) {
 	})
 }
 
+// TestTheLeaseIsSentAtOnce when the cloud is back, and the rest at a time by chance.
+func TestTheLeaseIsSentAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEdge(t, wire.JSON)
+		e.server.spread = 9 * time.Second
+		e.do(http.MethodPost, eventsPath, "application/json", e.body(anEvent("e", 1), gvks["events"]))
+		e.do(http.MethodPut, leasePath, "application/json", e.body(aLease(time.Now(), ""), gvks["leases"]))
+		ctx, cancel := context.WithCancel(e.Context())
+		var replay sync.WaitGroup
+		replay.Go(func() { e.Replay(ctx) })
+		defer replay.Wait()
+		defer cancel()
+		time.Sleep(5 * time.Second)
+		e.server.lock(func() { e.server.offline = false })
+		has := func(when string, lease, event bool) {
+			e.server.lock(func() {
+				if got := e.server.objects[leasePath] != nil; got != lease {
+					t.Errorf("%s the cloud has the Lease: %t", when, got)
+				}
+				if got := e.server.objects[eventsPath+"/e"] != nil; got != event {
+					t.Errorf("%s the cloud has the event: %t", when, got)
+				}
+			})
+		}
+		time.Sleep(100 * time.Millisecond)
+		has("at once", true, false)
+		e.replay.hurry()
+		time.Sleep(8 * time.Second)
+		has("later", true, false)
+		time.Sleep(2 * time.Second)
+		has("at the end", true, true)
+	})
+}
+
 // TestWritesWithoutACertificateAreKept, as reads are answered.
 func TestWritesWithoutACertificateAreKept(t *testing.T) {
 	e := newEdge(t, wire.JSON)

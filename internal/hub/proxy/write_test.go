@@ -49,6 +49,8 @@ type apiServer struct {
 	// refuse answers requests with a path that ends like this.
 	refuse map[string]int
 	writes []string // method and path of those that were accepted
+	// spread is that of who waits until it is reachable.
+	spread time.Duration
 }
 
 func (s *apiServer) lock(change func()) {
@@ -58,17 +60,25 @@ func (s *apiServer) lock(change func()) {
 }
 
 func (s *apiServer) AwaitOnline(ctx context.Context) error {
+	_, err := s.AwaitReachable(ctx)
+	return err
+}
+
+func (s *apiServer) AwaitReachable(ctx context.Context) (spread time.Duration, err error) {
 	ticker := time.NewTicker(time.Millisecond)
 	defer ticker.Stop()
-	for {
+	for waited := false; ; waited = true {
 		offline := false
 		s.lock(func() { offline = s.offline })
+		if !offline && waited {
+			return s.spread, nil
+		}
 		if !offline {
-			return nil
+			return 0, nil
 		}
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return 0, ctx.Err()
 		case <-ticker.C:
 		}
 	}

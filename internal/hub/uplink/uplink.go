@@ -349,31 +349,43 @@ func (u *Uplink) observe(server int, err error) {
 	}
 }
 
-// AwaitOnline waits until the cloud is not offline, and if it was, a time by chance longer, so that
-// not all that wait ask at once. It returns the cause of ctx if that is done first.
-func (u *Uplink) AwaitOnline(ctx context.Context) error {
+// AwaitReachable waits until the cloud is not offline. If it was, spread is a time by chance by which all
+// that is not urgent is delayed from then on, so that not all that waits asks at once. It returns the cause of
+// ctx if that is done first.
+func (u *Uplink) AwaitReachable(ctx context.Context) (spread time.Duration, err error) {
 	for waited := false; ; waited = true {
 		if ctx.Err() != nil {
-			return context.Cause(ctx)
+			return 0, context.Cause(ctx)
 		}
 		u.mu.Lock()
 		state, changed := u.evidence.State, u.changed
 		u.mu.Unlock()
 		if state != Offline {
-			if !waited || u.options.Return <= 0 {
-				return nil
+			if waited && u.options.Return > 0 {
+				spread = rand.N(u.options.Return)
 			}
-			select {
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			case <-time.After(rand.N(u.options.Return)):
-				return nil
-			}
+			return spread, nil
 		}
 		select {
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return 0, context.Cause(ctx)
 		case <-changed:
 		}
+	}
+}
+
+// AwaitOnline is AwaitReachable, and waits for the spread, too.
+func (u *Uplink) AwaitOnline(ctx context.Context) error {
+	spread, err := u.AwaitReachable(ctx)
+	if err != nil || spread == 0 {
+		return err
+	}
+	timer := time.NewTimer(spread)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-timer.C:
+		return nil
 	}
 }
