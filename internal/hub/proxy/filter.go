@@ -7,14 +7,18 @@ import (
 	"io"
 	"iter"
 	"net/http"
+	"net/url"
+	"path"
 	"strconv"
 	"sync"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/filter"
+	"github.com/atoll-k8s/atoll/internal/hub/journal"
 	"github.com/atoll-k8s/atoll/internal/hub/request"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
@@ -35,6 +39,22 @@ func (p *Proxy) sessionOf(c *call) filter.Session {
 		return nil
 	}
 	return p.Filter.Session(c.caller.User(p.Recognizer.NodeName), c.what.Group, c.what.Version, c.what.Resource)
+}
+
+// asWhole lets a request for a chunk of a list that is filtered be one for the whole list, which an API
+// server may answer with, too: the form of an object depends on all. For a further chunk of a list that began
+// elsewhere it answers that the client is to list anew, and returns false.
+func (p *Proxy) asWhole(w http.ResponseWriter, c *call) bool {
+	query := c.URL.Query()
+	if query.Get("continue") != "" {
+		p.refuse(w, c.Request, http.StatusGone, metav1.StatusReasonExpired, "the node's hub gives this list as a whole")
+		return false
+	}
+	if query.Has("limit") {
+		query.Del("limit")
+		c.URL = &url.URL{Path: c.URL.Path, RawPath: c.URL.RawPath, RawQuery: query.Encode()}
+	}
+	return true
 }
 
 // listThroughFilter gives a client the cloud's answer as the filter wants it. It is kept as it is.
@@ -355,6 +375,19 @@ func (p *Proxy) observeWrite(c *call) {
 		p.Pods.Written(c.Method, c.Header.Get("Content-Type"), body)
 	}
 	c.Body = &joined{io.MultiReader(bytes.NewReader(body), &failing{c.Body, err}), c.Body}
+}
+
+// LearnKept tells of the statuses of pods that wait for the cloud: the hub may have been killed before
+// what it learned from them was on disk. Call it before the first request.
+func (p *Proxy) LearnKept() {
+	if p.Pods == nil || p.Journal == nil {
+		return
+	}
+	p.Journal.Each(func(e *journal.Entry) {
+		if e.Kind == journal.Status && path.Base(path.Dir(e.Object)) == "pods" {
+			p.Pods.Written(e.Method, e.ContentType, e.Body)
+		}
+	})
 }
 
 // joined is a body whose beginning has been read.

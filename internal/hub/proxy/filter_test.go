@@ -7,8 +7,10 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
@@ -172,6 +174,80 @@ func TestAClientIsNotTakenBack(t *testing.T) {
 		if strings.Contains(line, "web-2") || strings.Contains(line, "1,2") {
 			t.Errorf("the client got %q", w.log)
 		}
+	}
+}
+
+// TestAFilteredListInChunks is one list: the reach of a Service depends on all of its slices.
+func TestAFilteredListInChunks(t *testing.T) {
+	for _, format := range formats {
+		t.Run(format.String(), func(t *testing.T) {
+			r := newFilterRig(t, format)
+			r.put(servicesPath, "web", serviceWith("kubernetes.io/hostname,openyurt.io/nodepool"))
+			r.put(slicesPath, "web-1", sliceWith("web-1", "b=10.0.0.2"))
+			r.put(slicesPath, "web-2", sliceWith("web-2", "a=10.0.0.4"))
+			// An API server that gives one item a chunk.
+			var limited atomic.Bool
+			r.cloud.set(false, func(q *http.Request) (int, string, io.ReadCloser) {
+				code, contentType, body := r.api.answer(q)
+				at, err := strconv.Atoi(q.URL.Query().Get("continue"))
+				if q.URL.Path != slicesPath || q.URL.Query().Get("limit") == "" && err != nil {
+					return code, contentType, body
+				}
+				limited.Store(true)
+				text, err := io.ReadAll(body)
+				if err != nil {
+					t.Error(err)
+				}
+				list, err := format.DecodeList(text)
+				if err != nil {
+					t.Error(err)
+				}
+				slices.SortFunc(list.Items, func(a, b wire.Item) int { return strings.Compare(a.Name, b.Name) })
+				if at+1 < len(list.Items) {
+					list.Continue = strconv.Itoa(at + 1)
+				}
+				var size wire.Size
+				size.Add(len(list.Items[at].Raw))
+				var chunk bytes.Buffer
+				if err := list.Encode(&chunk, size, raws(list.Items[at:at+1])); err != nil {
+					t.Error(err)
+				}
+				return code, contentType, io.NopCloser(&chunk)
+			})
+			want := map[string]string{"web-1": "", "web-2": "4"}
+			build.Eventually(t, "the topology is known", func() bool { return maps.Equal(r.listed(kubeProxy), want) })
+			for _, offline := range []bool{false, true} {
+				r.cloud.set(offline, nil)
+				got := map[string]string{}
+				for next := "limit=1"; next != ""; {
+					list, err := format.DecodeList(r.get(kubeProxy, slicesPath+"?"+next))
+					if err != nil {
+						t.Fatal(err)
+					}
+					for _, item := range list.Items {
+						object, err := format.ObjectOf(item.Raw, item.APIVersion, item.Kind)
+						if err != nil {
+							t.Fatal(err)
+						}
+						got[item.Name] = r.addressesOf(object)
+					}
+					if next = ""; list.Continue != "" {
+						next = "limit=1&continue=" + list.Continue
+					}
+				}
+				if !maps.Equal(got, want) {
+					t.Errorf("offline %t: the chunks have %v, want %v", offline, got, want)
+				}
+				if w := r.request(t.Context(), kubeProxy, http.MethodGet, slicesPath+"?limit=1&continue=1", nil); w.Code != http.StatusGone {
+					t.Errorf("offline %t: a chunk of another list is answered %d", offline, w.Code)
+				}
+				r.node.Wait()
+			}
+			if limited.Load() {
+				t.Error("the API server was asked for chunks")
+			}
+			r.cloud.set(false, nil)
+		})
 	}
 }
 

@@ -171,6 +171,9 @@ func (p *Proxy) storeDocument(s *state, c *call, h *head, body []byte) error {
 
 // list answers a request for a collection.
 func (p *Proxy) list(w http.ResponseWriter, c *call) {
+	if p.sessionOf(c) != nil && !p.asWhole(w, c) {
+		return
+	}
 	response, err := p.read(c, c.Request)
 	if err != nil {
 		p.listFromCache(w, c, err)
@@ -182,6 +185,7 @@ func (p *Proxy) list(w http.ResponseWriter, c *call) {
 		return
 	}
 	if session := p.sessionOf(c); session != nil && response.StatusCode == http.StatusOK {
+		p.Filter.Await(c.Context()) // in nobody's turn
 		if !p.forms.enter(c.Context()) {
 			p.busy(w, c)
 			return
