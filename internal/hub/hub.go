@@ -115,6 +115,7 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 			return e.State == uplink.Online
 		}},
 	}
+	p.LearnKept()
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.Listen)
 	if err != nil {
 		return fmt.Errorf("listening for clients: %w", err)

@@ -25,9 +25,9 @@ const (
 	// awaitWithin bounds, from the start, how long answers wait for what the filter depends on. Until
 	// then a Service would have endpoints that its topology excludes.
 	awaitWithin = 10 * time.Second
-	// savedWithin bounds how long a write of the kubelet waits until its address is kept: the hub may be
-	// killed afterwards.
-	savedWithin = time.Second
+	// saveEvery is the least time between two attempts to keep the addresses of pods. After one that failed
+	// it doubles up to maxSavePause.
+	saveEvery, maxSavePause = time.Second, 30 * time.Second
 	// maxServices bounds the Services with a topology.
 	maxServices = 20000
 )
@@ -66,9 +66,6 @@ type Filter struct {
 	damaged  map[service]string
 	pods     *pods
 	inputs   map[string]*Input
-	// saved is closed by the next save; nil if nobody waits. isSaving is true once somebody saves.
-	saved    chan struct{}
-	isSaving bool
 }
 
 // service is the name of a Service.
@@ -124,21 +121,28 @@ func (f *Filter) Run(ctx context.Context, follow filter.Follower) {
 	running.Wait()
 }
 
-// keepSaving keeps the addresses of pods when they change.
+// keepSaving keeps the addresses of pods when they have changed: nobody waits for it, and all changes of a
+// second are kept at once.
 func (f *Filter) keepSaving(ctx context.Context) {
-	f.mu.Lock()
-	f.isSaving = true
-	f.mu.Unlock()
-	for {
+	defer f.Flush()
+	for pause := saveEvery; ; {
 		select {
 		case <-ctx.Done():
-			f.mu.Lock()
-			f.isSaving = false
-			f.mu.Unlock()
-			f.Flush()
 			return
 		case <-f.unsaved:
-			f.saveNow()
+		}
+		if f.saveNow() {
+			pause = saveEvery
+		} else {
+			f.saveSoon()
+			pause = min(2*pause, maxSavePause)
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-timer.C:
 		}
 	}
 }
@@ -148,22 +152,23 @@ func (f *Filter) keepSaving(ctx context.Context) {
 func (f *Filter) Flush() {
 	select {
 	case <-f.unsaved:
-		f.saveNow()
+		if !f.saveNow() {
+			f.saveSoon()
+		}
 	default:
 	}
 }
 
-func (f *Filter) saveNow() {
-	f.mu.Lock()
-	text, saved := f.pods.encode(), f.saved
-	f.saved = nil
-	f.mu.Unlock()
-	if err := f.save(text); err != nil {
-		f.log.Error(err, "After a restart of the hub without the cloud, the addresses of the node's pods may be wrong in EndpointSlices")
+// saveNow keeps the addresses of pods, and returns whether that succeeded.
+func (f *Filter) saveNow() bool {
+	f.mu.RLock()
+	text := f.pods.encode()
+	f.mu.RUnlock()
+	err := f.save(text)
+	if err != nil {
+		f.log.Error(err, "After a restart of the hub without the cloud, the addresses of the node's pods may be wrong in EndpointSlices; it is tried again")
 	}
-	if saved != nil {
-		close(saved)
-	}
+	return err == nil
 }
 
 // Changed implements filter.Filter.
@@ -370,41 +375,18 @@ func (s *session) form(format wire.Format, m *wire.Meta, object []byte) ([]byte,
 	})
 }
 
-// Written implements filter.Pods. It returns once a new address is kept, or after a time.
+// Written implements filter.Pods. It does not wait for the disk.
 func (f *Filter) Written(method, contentType string, body []byte) {
-	saved := f.written(method, contentType, body)
-	if saved == nil {
-		return
-	}
-	timer := time.NewTimer(savedWithin)
-	defer timer.Stop()
-	select {
-	case <-saved:
-	case <-timer.C:
-	}
-}
-
-// written returns a channel that is closed once a new address is kept; nil if there is none, or nobody
-// keeps it.
-func (f *Filter) written(method, contentType string, body []byte) <-chan struct{} {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	changed, err := f.pods.written(method, contentType, body)
 	if err != nil {
 		f.log.V(2).Info("The address of a pod is not learned", "error", err.Error())
 	}
-	if !changed {
-		return nil
+	if changed {
+		f.tellLocked()
+		f.saveSoon()
 	}
-	f.tellLocked()
-	f.saveSoon()
-	if !f.isSaving {
-		return nil
-	}
-	if f.saved == nil {
-		f.saved = make(chan struct{})
-	}
-	return f.saved
 }
 
 // saveSoon lets the addresses be kept.

@@ -132,7 +132,8 @@ func TestRunFollowsThePoolOfTheNode(t *testing.T) {
 			t.Errorf("out of the pool it follows %v", got)
 		}
 		r.kubelet(podWith("web", "Running", "10.0.0.1"), podWith("web", "Running", "10.0.0.2"))
-		if saved != 1 { // the write has waited
+		synctest.Wait()
+		if saved != 1 {
 			t.Errorf("it is saved %d times", saved)
 		}
 		cancel()
@@ -156,6 +157,75 @@ func TestAnswersDoNotWaitForWhatIsKnown(t *testing.T) {
 				t.Errorf("the status has %+v", input)
 			}
 		}
+	})
+}
+
+// TestAddressesAreKeptOnceASecond, for all pods that have changed, and no write of the kubelet waits for the
+// disk. What cannot be kept is tried again.
+func TestAddressesAreKeptOnceASecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var kept []byte
+		saves, full := 0, false
+		f := New(Options{NodeName: "a", Clients: []string{proxyUser}, Log: logr.Discard(), Save: func(text []byte) error {
+			time.Sleep(300 * time.Millisecond) // a slow disk
+			mu.Lock()
+			defer mu.Unlock()
+			if saves++; full {
+				return errors.New("no space left on device")
+			}
+			kept = text
+			return nil
+		}})
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { f.Run(ctx, func(ctx context.Context, _ filter.Collection, _ filter.Receiver) { <-ctx.Done() }) })
+		defer running.Wait()
+		defer cancel()
+		written := 0
+		write := func(n int) {
+			t.Helper()
+			began := time.Now()
+			for range n {
+				written++
+				f.Written(http.MethodPatch, strategic, fmt.Appendf(nil, `{"metadata":{"uid":"pod-%d"},"status":{"podIP":"10.0.0.9"}}`, written))
+			}
+			if took := time.Since(began); took > 0 {
+				t.Errorf("%d writes take %s", n, took)
+			}
+		}
+		check := func(when string, most int) {
+			t.Helper()
+			mu.Lock()
+			defer mu.Unlock()
+			if got := strings.Count(string(kept), "10.0.0.9"); got != written {
+				t.Errorf("%s %d of %d addresses are kept", when, got, written)
+			}
+			if saves > most {
+				t.Errorf("%s it was saved %d times", when, saves)
+			}
+			saves = 0
+		}
+		for range 50 {
+			write(2)
+			time.Sleep(100 * time.Millisecond)
+		}
+		time.Sleep(3 * time.Second)
+		check("after 5 seconds with changes", 6)
+		mu.Lock()
+		full = true
+		mu.Unlock()
+		write(10)
+		time.Sleep(time.Minute)
+		mu.Lock()
+		full = false
+		mu.Unlock()
+		time.Sleep(maxSavePause + time.Second)
+		check("with space again", 8)
+		write(10)
+		cancel()
+		running.Wait()
+		check("at the end", 2)
 	})
 }
 

@@ -21,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/atoll-k8s/atoll/internal/hub/filter"
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
@@ -366,6 +367,37 @@ func TestALeaseDoesNotWaitForAnEvent(t *testing.T) {
 			}
 		})
 	})
+}
+
+// toldPods are Pods that note what they are told.
+type toldPods struct {
+	filter.Pods
+
+	written []string
+}
+
+func (p *toldPods) Written(_, _ string, body []byte) { p.written = append(p.written, string(body)) }
+
+// TestAddressesAreLearnedFromKeptWrites: the hub was killed before it had kept the addresses, and the kubelet
+// does not write them again.
+func TestAddressesAreLearnedFromKeptWrites(t *testing.T) {
+	e := newEdge(t, wire.JSON)
+	pod := live[*corev1.Pod](e, ownPodPath)
+	moved := pod.DeepCopy()
+	moved.Status.PodIP = "10.0.0.9"
+	e.do(http.MethodPatch, ownPodPath+"/status", strategic, podPatch(t, pod, moved))
+	read := live[*corev1.Node](e, nodePath)
+	e.do(http.MethodPatch, nodePath+"/status", strategic, difference(t, read, withStatus(read, aNode(corev1.ConditionTrue, 5)), ""))
+	if err := e.Journal.Close(); err != nil {
+		t.Fatal(err)
+	}
+	e.open()
+	pods := &toldPods{}
+	e.Pods = pods
+	e.LearnKept()
+	if len(pods.written) != 1 || !strings.Contains(pods.written[0], "10.0.0.9") {
+		t.Errorf("learned is %q", pods.written)
+	}
 }
 
 // TestTheLeaseIsSentAtOnce when the cloud is back, and the rest at a time by chance.
