@@ -263,7 +263,7 @@ func TestACacheThatCannotBeOpened(t *testing.T) {
 	}
 	t.Setenv("TMPDIR", t.TempDir())
 	small := config.Cache{MaxSize: resource.NewQuantity(16<<20, resource.BinarySI)}
-	store, done, err := openCache(filepath.Join(file, "cache"), small, nil, logr.Discard())
+	store, done, err := openCache(filepath.Join(file, "cache"), small, cache.Options{Log: logr.Discard()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -277,11 +277,11 @@ func TestACacheThatCannotBeOpened(t *testing.T) {
 		t.Errorf("%v is left, %v", left, err)
 	}
 	dir := t.TempDir()
-	_, done, err = openCache(dir, small, nil, logr.Discard())
+	_, done, err = openCache(dir, small, cache.Options{Log: logr.Discard()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := openCache(dir, small, nil, logr.Discard()); !errors.Is(err, cache.ErrLocked) {
+	if _, _, err := openCache(dir, small, cache.Options{Log: logr.Discard()}); !errors.Is(err, cache.ErrLocked) {
 		t.Errorf("a second hub: %v", err)
 	}
 	if err := done(); err != nil {

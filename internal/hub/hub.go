@@ -37,9 +37,11 @@ import (
 
 	"github.com/go-logr/logr"
 
+	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/config"
 	"github.com/atoll-k8s/atoll/internal/hub/files"
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
+	"github.com/atoll-k8s/atoll/internal/hub/journal"
 	"github.com/atoll-k8s/atoll/internal/hub/panics"
 	"github.com/atoll-k8s/atoll/internal/hub/proxy"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
@@ -64,7 +66,12 @@ const (
 )
 
 // Run runs the hub until ctx is done. It serves before the cloud is reachable.
-func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err error) {
+func Run(ctx context.Context, c *config.Configuration, log logr.Logger) error {
+	return run(ctx, c, log, nil)
+}
+
+// run is Run on a disk that may fail: see cache.Options.
+func run(ctx context.Context, c *config.Configuration, log logr.Logger, fail func(op string) error) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	memory.Bound(memory.OfControlGroup(os.DirFS("/")))
@@ -89,12 +96,12 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) (err err
 	cloud = uplink.New(uplink.Options{
 		Servers: servers, Roots: followed.cloudRoots, NodeCertificate: node.get, Return: c.Cloud.ReturnWithin.Duration, Log: log.WithName("uplink"),
 	})
-	store, done, err := openCache(filepath.Join(c.Directory, "cache"), c.Cache, caught, log.WithName("cache"))
+	store, done, err := openCache(filepath.Join(c.Directory, "cache"), c.Cache, cache.Options{Panics: caught, Log: log.WithName("cache"), Fail: fail})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, done()) }()
-	writes, err := openJournal(filepath.Join(c.Directory, "writes"), c.Cache, caught, log.WithName("journal"))
+	writes, err := openJournal(filepath.Join(c.Directory, "writes"), c.Cache, journal.Options{Panics: caught, Log: log.WithName("journal"), Fail: fail})
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"syscall"
 
 	"github.com/go-logr/logr"
 
@@ -14,16 +16,20 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/config"
 	"github.com/atoll-k8s/atoll/internal/hub/files"
 	"github.com/atoll-k8s/atoll/internal/hub/journal"
-	"github.com/atoll-k8s/atoll/internal/hub/panics"
 )
 
 // keySize is the size of an encryption key, and the least of what it is made from, in bytes.
 const keySize = 32
 
+// temporaryPrefix begins the names of caches that are gone with their hub.
+const temporaryPrefix = "atoll-hub-"
+
 // openCache opens the cache. If that is not possible, for example because the disk is read-only or the
 // encryption key cannot be read, the hub serves with one that is gone with it. done closes it.
-func openCache(dir string, c config.Cache, caught *panics.Catcher, log logr.Logger) (store *cache.Store, done func() error, err error) {
-	options := cache.Options{MaxBytes: c.MaxSize.Value(), Panics: caught, Log: log}
+func openCache(dir string, c config.Cache, options cache.Options) (store *cache.Store, done func() error, err error) {
+	log := options.Log
+	removeTemporary(log)
+	options.MaxBytes = c.MaxSize.Value()
 	if c.EncryptionKeyFile != "" {
 		options.Key, err = readKey(c.EncryptionKeyFile)
 	}
@@ -41,7 +47,7 @@ func openCache(dir string, c config.Cache, caught *panics.Catcher, log logr.Logg
 		options.Key = make([]byte, keySize)
 		_, _ = rand.Read(options.Key) // it never fails
 	}
-	temporary, errTemporary := os.MkdirTemp("", "atoll-hub-")
+	temporary, errTemporary := os.MkdirTemp("", temporaryPrefix)
 	if errTemporary == nil {
 		store, errTemporary = cache.Open(temporary, options)
 	}
@@ -51,11 +57,30 @@ func openCache(dir string, c config.Cache, caught *panics.Catcher, log logr.Logg
 	return store, func() error { return errors.Join(store.Close(), os.RemoveAll(temporary)) }, nil
 }
 
+// removeTemporary removes the temporary caches of hubs that were killed.
+func removeTemporary(log logr.Logger) {
+	paths, err := filepath.Glob(filepath.Join(os.TempDir(), temporaryPrefix+"*"))
+	if err != nil {
+		return // the name of the directory is a pattern that is none
+	}
+	for _, path := range paths {
+		info, err := os.Lstat(path)
+		if err != nil || !info.IsDir() {
+			continue // everybody may make a link here
+		}
+		if owner, is := info.Sys().(*syscall.Stat_t); !is || int64(owner.Uid) != int64(os.Getuid()) {
+			continue
+		}
+		if err := cache.RemoveUnused(path); err != nil && !errors.Is(err, cache.ErrLocked) {
+			log.Info("What may be a temporary cache of an earlier run is not removed", "reason", err.Error())
+		}
+	}
+}
+
 // openJournal opens the journal of writes. If that is not possible, for example because the disk is
 // read-only or the encryption key cannot be read, there is none: writes are refused while the cloud is
 // away.
-func openJournal(dir string, c config.Cache, caught *panics.Catcher, log logr.Logger) (writes *journal.Journal, err error) {
-	options := journal.Options{Panics: caught, Log: log}
+func openJournal(dir string, c config.Cache, options journal.Options) (writes *journal.Journal, err error) {
 	if c.EncryptionKeyFile != "" {
 		options.Key, err = readKey(c.EncryptionKeyFile)
 	}
@@ -66,7 +91,7 @@ func openJournal(dir string, c config.Cache, caught *panics.Catcher, log logr.Lo
 		return nil, err
 	}
 	if err != nil {
-		log.Error(err, "Writes of the node are not kept while the cloud is away")
+		options.Log.Error(err, "Writes of the node are not kept while the cloud is away")
 		return nil, nil
 	}
 	return writes, nil

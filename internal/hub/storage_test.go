@@ -44,7 +44,7 @@ func (s *storage) key(content string) {
 // with opens the cache for what use does.
 func (s *storage) with(use func(*cache.Store)) {
 	s.Helper()
-	store, done, err := openCache(s.dir, s.config, nil, s.log)
+	store, done, err := openCache(s.dir, s.config, cache.Options{Log: s.log})
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -194,4 +194,49 @@ func TestAKeyThatCannotBeRead(t *testing.T) {
 			t.Error("with its key it is not there any more")
 		}
 	})
+}
+
+// TestTemporaryCachesOfEarlierRunsAreRemoved, and nothing else: one that is in use, what only has such a
+// name, and what a link leads to stay.
+func TestTemporaryCachesOfEarlierRunsAreRemoved(t *testing.T) {
+	s := newStorage(t)
+	s.key(strings.Repeat("k", 32))
+	at := func(name string) string { return filepath.Join(os.Getenv("TMPDIR"), name) }
+	leave := func(dir string) *cache.Store {
+		t.Helper()
+		store, err := cache.Open(dir, cache.Options{Log: logr.Discard()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.put(store)
+		return store
+	}
+	outside := filepath.Join(t.TempDir(), "outside")
+	for _, dir := range []string{at("atoll-hub-1"), outside} {
+		if err := leave(dir).Close(); err != nil { // as after a kill, the files stay, and the lock is free
+			t.Fatal(err)
+		}
+	}
+	used := leave(at("atoll-hub-2"))
+	defer used.Close()
+	for _, dir := range []string{"atoll-hub-3", "atoll-hub-4"} {
+		if err := os.Mkdir(at(dir), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(at("atoll-hub-4/notes"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(outside, at("atoll-hub-5")); err != nil {
+		t.Fatal(err)
+	}
+	s.with(s.put)
+	for dir, want := range map[string]bool{at("atoll-hub-1"): false, at("atoll-hub-2"): true, at("atoll-hub-3"): false, at("atoll-hub-4/notes"): true, at("atoll-hub-5"): true, outside: true} {
+		if _, err := os.Lstat(dir); (err == nil) != want {
+			t.Errorf("%s is there: %t", filepath.Base(dir), err == nil)
+		}
+	}
+	if !s.has(used) {
+		t.Error("what is in use is damaged")
+	}
 }
