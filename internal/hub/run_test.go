@@ -43,6 +43,12 @@ type running struct {
 // runHub runs a hub in a directory.
 func runHub(t *testing.T, dir string, cloud *httptest.Server) *running {
 	t.Helper()
+	return runHubOn(t, dir, cloud, nil)
+}
+
+// runHubOn runs a hub whose disk may fail: see cache.Options.
+func runHubOn(t *testing.T, dir string, cloud *httptest.Server, fail func(op string) error) *running {
+	t.Helper()
 	r := &running{T: t, dir: dir, cloud: cloud, ended: make(chan error, 1)}
 	ca, err := certs.NewCA(time.Now())
 	if err == nil {
@@ -66,6 +72,9 @@ func runHub(t *testing.T, dir string, cloud *httptest.Server) *running {
 	}
 	serves := make(chan string, 1)
 	log := funcr.New(func(_, args string) {
+		if strings.Contains(args, "A piece of work is lost") { // because of a panic
+			t.Error(args)
+		}
 		if _, rest, is := strings.Cut(args, `"address"="`); is && strings.Contains(args, "The hub serves") {
 			address, _, _ := strings.Cut(rest, `"`)
 			serves <- address
@@ -73,7 +82,7 @@ func runHub(t *testing.T, dir string, cloud *httptest.Server) *running {
 	}, funcr.Options{})
 	ctx, cancel := context.WithCancel(t.Context())
 	r.stop = cancel
-	go func() { r.ended <- Run(ctx, c, log) }()
+	go func() { r.ended <- run(ctx, c, log, fail) }()
 	select {
 	case r.address = <-serves:
 	case err := <-r.ended:
