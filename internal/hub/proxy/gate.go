@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -63,6 +64,18 @@ func (c *call) isGated() bool {
 		(c.what.Kind == request.Get || c.what.Kind == request.List || c.what.Kind == request.Watch)
 }
 
+// wouldPassTheGate returns why pods could reach the node past the gate by a request; "" if they cannot.
+func (c *call) wouldPassTheGate() string {
+	switch {
+	case c.isGated() && strings.Contains(strings.Join(c.Header.Values("Accept"), ","), "as=Table"):
+		return "a table is asked for, which is not read here"
+	case c.caller.IsNode && c.what.Kind == request.Stream && c.what.Group == "" && c.what.Resource == "pods":
+		return "another protocol is asked for, which is not read here"
+	default:
+		return ""
+	}
+}
+
 // remember adds a UID to a map; an arbitrary one of too many is forgotten.
 func remember[V any](in *map[string]V, uid string, value V) {
 	if *in == nil {
@@ -80,6 +93,9 @@ func remember[V any](in *map[string]V, uid string, value V) {
 // judge returns the verdict on a version of a pod, in either form. had reports whether the state
 // that the node has of the pod's collection has the pod; it is called for few pods.
 func (p *Proxy) judge(c *call, format wire.Format, object []byte, m *wire.Meta, had func() bool) (delivery.Verdict, error) {
+	if m.Kind != "" && m.Kind != "Pod" && m.Kind != "PartialObjectMetadata" {
+		return "", fmt.Errorf("it is of the kind %q", m.Kind)
+	}
 	if p.Pods != nil {
 		p.Pods.Seen(format, m.UID, object)
 	}

@@ -132,6 +132,10 @@ func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, caller identity.C
 	if c.what.Scope != "" {
 		c.key = caller.Name + "\n" + c.what.Scope
 	}
+	if why := c.wouldPassTheGate(); why != "" {
+		p.refuse(w, r, http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable, "the node's hub cannot tell which of these pods may reach the node: "+why)
+		return
+	}
 	switch c.what.Kind {
 	case request.Get:
 		if c.key == "" {
@@ -168,6 +172,28 @@ func strip(h http.Header) {
 		}
 	}
 	h.Del("Accept-Encoding")
+	stripProtocols(h)
+}
+
+// tokenProtocol begins a protocol of websockets that is a token. An API server accepts it also beside
+// another token, which it does not accept.
+const tokenProtocol = "base64url.bearer.authorization.k8s.io."
+
+// stripProtocols takes the protocols away that are tokens.
+func stripProtocols(h http.Header) {
+	const name = "Sec-Websocket-Protocol"
+	values := h.Values(name)
+	if len(values) == 0 {
+		return
+	}
+	h.Del(name)
+	for _, value := range values {
+		for protocol := range strings.SplitSeq(value, ",") {
+			if protocol = strings.TrimSpace(protocol); !strings.HasPrefix(protocol, tokenProtocol) {
+				h.Add(name, protocol)
+			}
+		}
+	}
 }
 
 // send sends the request to the cloud, and keeps whether that accepted the token.
@@ -185,10 +211,17 @@ func (p *Proxy) send(c *call, r *http.Request) (*http.Response, error) {
 	}
 	if response.StatusCode == http.StatusUnauthorized {
 		p.Tokens.Refused(c.caller.Token)
-	} else if response.StatusCode/100 == 2 { // other answers may be given before the token is looked at
+	} else if c.isProof(response) {
 		p.Tokens.Accepted(c.caller.Token, time.Now())
 	}
 	return response, nil
+}
+
+// isProof reports whether an answer proves that the API server has accepted the token of the request. Those
+// that are no success may be given before it looks at the token, and so are those to OPTIONS, which browsers
+// send first. A request for another protocol may have told it somebody else's token.
+func (c *call) isProof(answer *http.Response) bool {
+	return answer.StatusCode/100 == 2 && c.Method != http.MethodOptions && c.what.Kind != request.Stream
 }
 
 // read sends a request that changes nothing. A connection that breaks is no evidence that the cloud

@@ -93,6 +93,9 @@ func (s *stream) goOn() {
 		if err := s.Cloud.AwaitOnline(ctx); err != nil {
 			return
 		}
+		if !s.isRecognized() {
+			return
+		}
 		s.delivered = false
 		response, err := s.send(s.call, s.rest())
 		if err == nil && !s.copy(response) {
@@ -108,6 +111,16 @@ func (s *stream) goOn() {
 		}
 	}
 	panic(http.ErrAbortHandler) // it broke off among its initial events: the client begins anew
+}
+
+// isRecognized reports whether the client would be recognized now. A certificate that has expired counts
+// while the cloud is away only.
+func (s *stream) isRecognized() bool {
+	if s.TLS == nil {
+		return true // the hub itself
+	}
+	_, err := s.Recognizer.Recognize(s.Request)
+	return err == nil
 }
 
 // rest is the request for what the client has not got yet.
