@@ -3,13 +3,14 @@ package proxy
 import (
 	"bytes"
 	"context"
+	"errors"
 	"hash/maphash"
 	"io"
 	"iter"
 	"net/http"
 	"net/url"
 	"path"
-	"strconv"
+	"slices"
 	"sync"
 	"time"
 
@@ -59,30 +60,35 @@ func (p *Proxy) asWhole(w http.ResponseWriter, c *call) bool {
 
 // listThroughFilter gives a client the cloud's answer as the filter wants it. It is kept as it is.
 func (p *Proxy) listThroughFilter(w http.ResponseWriter, c *call, response *http.Response, session filter.Session) {
-	body, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer+1))
-	if err != nil {
-		p.unavailable(w, c.Request, err)
-		return
-	}
-	if len(body) > maxAnswer {
+	answer, err := receive(response)
+	if errors.Is(err, errTooLarge) {
 		p.Log.Info("A list is too large to be filtered, and passes as it is", "path", c.URL.Path)
 		answerWith(w, response)
-		if _, err := io.Copy(w, io.MultiReader(bytes.NewReader(body), response.Body)); err != nil {
+		if _, err := io.Copy(w, io.MultiReader(bytes.NewReader(answer.sent), response.Body)); err != nil {
 			panic(http.ErrAbortHandler)
 		}
 		return
 	}
+	if err != nil {
+		p.unavailable(w, c.Request, err)
+		return
+	}
 	p.Filter.Await(c.Context())
 	contentType := response.Header.Get("Content-Type")
-	filtered := body
-	if list, err := decodeList(contentType, body); err == nil { // a table passes
-		filtered = p.filtered(c, list, session, body)
+	list, err := decodeList(contentType, answer.body)
+	if err != nil { // a table passes
+		answer.pass(w)
+		p.keepSized(c, len(answer.body), func(s *state) error { return p.storeCollection(s, c, contentType, answer.body) })
+		return
 	}
-	response.Header.Set("Content-Length", strconv.Itoa(len(filtered)))
+	unfiltered := &wire.List{Header: list.Header, Items: slices.Clone(list.Items)}
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(localWithin)) // others wait for their turn
-	answerWith(w, response)
-	_, _ = w.Write(filtered)
-	p.keepSized(c, len(body), func(s *state) error { return p.storeList(s, c, contentType, body) })
+	if filtered, changed := p.filtered(c, list, session); changed {
+		answer.passChanged(w, filtered)
+	} else {
+		answer.pass(w)
+	}
+	p.keepSized(c, len(answer.body), func(s *state) error { return p.storeList(s, c, contentType, unfiltered) })
 }
 
 func decodeList(contentType string, body []byte) (*wire.List, error) {
@@ -93,22 +99,26 @@ func decodeList(contentType string, body []byte) (*wire.List, error) {
 	return format.DecodeList(body)
 }
 
-// filtered returns a list as the filter wants it.
-func (p *Proxy) filtered(c *call, list *wire.List, session filter.Session, body []byte) []byte {
+// filtered returns a list as the filter wants it, and false if that is the same.
+func (p *Proxy) filtered(c *call, list *wire.List, session filter.Session) (text []byte, changed bool) {
 	for i := range list.Items {
 		session.Learn(list.Format, &list.Items[i].Meta, list.Items[i].Raw)
 	}
-	var size wire.Size
 	for i := range list.Items {
-		list.Items[i].Raw = session.Form(list.Format, &list.Items[i].Meta, list.Items[i].Raw)
-		size.Add(len(list.Items[i].Raw))
+		item := &list.Items[i]
+		form := session.Form(list.Format, &item.Meta, item.Raw)
+		changed = changed || !bytes.Equal(form, item.Raw)
+		item.Raw = form
 	}
-	var text bytes.Buffer
-	if err := list.Encode(&text, size, raws(list.Items)); err != nil {
+	if !changed {
+		return nil, false
+	}
+	text, err := encodeList(list)
+	if err != nil {
 		p.Log.Error(err, "A list is not filtered", "path", c.URL.Path)
-		return body
+		return nil, false
 	}
-	return text.Bytes()
+	return text, true
 }
 
 // filteredFromCache returns what is kept of a collection as a filter wants it.
@@ -127,7 +137,10 @@ func (p *Proxy) filteredFromCache(c *call, list *wire.Header, view *cache.View, 
 		return nil, err
 	}
 	whole.ItemsHaveType = list.ItemsHaveType
-	return p.filtered(c, whole, session, body.Bytes()), nil
+	if filtered, changed := p.filtered(c, whole, session); changed {
+		return filtered, nil
+	}
+	return body.Bytes(), nil
 }
 
 // filtering is what a watch whose objects pass a filter needs besides. The zero value filters nothing.

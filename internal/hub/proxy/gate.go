@@ -189,50 +189,54 @@ func isStarted(format wire.Format, object []byte) (bool, error) {
 	}
 }
 
-// listThroughGate gives the node the cloud's answer without what is held. It is not streamed.
+// listThroughGate gives the node the cloud's answer without what is held. It is not streamed: a list in
+// protobuf begins with its length.
 func (p *Proxy) listThroughGate(w http.ResponseWriter, c *call, response *http.Response) {
-	body, err := readAnswer(response)
+	answer, err := receive(response)
 	if err != nil {
 		p.unavailable(w, c.Request, err)
 		return
 	}
 	contentType := response.Header.Get("Content-Type")
-	passed, err := p.passable(c, contentType, body)
-	if err != nil {
+	list, changed, err := p.passable(c, contentType, answer.body)
+	var passed []byte
+	if err == nil && changed {
+		passed, err = encodeList(list)
+	}
+	switch {
+	case err != nil:
 		// For example a table. It would pass by the gate.
 		p.refuse(w, c.Request, http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable, fmt.Sprintf("the node's hub cannot tell which of these pods may reach the node: %v", err))
 		return
+	case changed:
+		answer.passChanged(w, passed)
+	default:
+		answer.pass(w)
 	}
-	response.Header.Set("Content-Length", fmt.Sprint(len(passed)))
-	answerWith(w, response)
-	_, _ = w.Write(passed)
-	p.keepSized(c, len(passed), func(s *state) error { return p.storeList(s, c, contentType, passed) })
+	p.keepSized(c, len(answer.body), func(s *state) error { return p.storeList(s, c, contentType, list) })
 }
 
-// passable returns a list without what is held.
-func (p *Proxy) passable(c *call, contentType string, body []byte) ([]byte, error) {
-	format, err := wire.FormatOf(contentType)
-	if err != nil {
-		return nil, err
+// passable returns a list without what is held, and reports whether anything of it is.
+func (p *Proxy) passable(c *call, contentType string, body []byte) (list *wire.List, changed bool, err error) {
+	if list, err = decodeList(contentType, body); err != nil {
+		return nil, false, err
 	}
-	list, err := format.DecodeList(body)
-	if err != nil {
-		return nil, err
-	}
-	changed, err := p.filter(c, list)
-	if err != nil {
-		return nil, err
-	}
-	if !changed {
-		return body, nil
-	}
+	changed, err = p.filter(c, list)
+	return list, changed, err
+}
+
+// encodeList writes a list whose items have changed.
+func encodeList(list *wire.List) ([]byte, error) {
 	var size wire.Size
 	for i := range list.Items {
 		size.Add(len(list.Items[i].Raw))
 	}
-	var passed bytes.Buffer
-	err = list.Encode(&passed, size, raws(list.Items))
-	return passed.Bytes(), err
+	var text bytes.Buffer
+	if length, err := list.Length(size); err == nil {
+		text.Grow(int(length))
+	}
+	err := list.Encode(&text, size, raws(list.Items))
+	return text.Bytes(), err
 }
 
 func raws(items []wire.Item) func(func([]byte, error) bool) {
@@ -309,12 +313,12 @@ func (b *beforeState) find(format wire.Format, m *wire.Meta) []byte {
 
 // getThroughGate gives the node one pod, or says that it is not there.
 func (p *Proxy) getThroughGate(w http.ResponseWriter, c *call, response *http.Response) {
-	body, err := readAnswer(response)
+	answer, err := receive(response)
 	if err != nil {
 		p.unavailable(w, c.Request, err)
 		return
 	}
-	contentType := response.Header.Get("Content-Type")
+	contentType, body := response.Header.Get("Content-Type"), answer.body
 	format, err := wire.FormatOf(contentType)
 	var m wire.Meta
 	if err == nil {
@@ -333,9 +337,7 @@ func (p *Proxy) getThroughGate(w http.ResponseWriter, c *call, response *http.Re
 		return
 	}
 	p.observeRead(c, contentType, body)
-	response.Header.Set("Content-Length", fmt.Sprint(len(body)))
-	answerWith(w, response)
-	_, _ = w.Write(body)
+	answer.pass(w)
 	p.keepSized(c, len(body), func(s *state) error {
 		return p.storeDocument(s, c, &head{Code: response.StatusCode, ContentType: contentType}, body)
 	})

@@ -434,6 +434,9 @@ func (p *Proxy) heal(c *call) {
 	})
 }
 
+// errFull means that too much waits to be stored.
+var errFull = errors.New("too much waits to be stored")
+
 func (p *Proxy) readAnew(c *call) error {
 	response, err := p.send(c, c.Request)
 	if err != nil {
@@ -443,18 +446,23 @@ func (p *Proxy) readAnew(c *call) error {
 	if response.StatusCode != http.StatusOK {
 		return fmt.Errorf("the API server answers %s", response.Status)
 	}
-	body, err := readAnswer(response)
+	answer, err := receive(response)
 	if err != nil {
 		return err
 	}
 	contentType := response.Header.Get("Content-Type")
-	if c.isGated() {
-		if body, err = p.passable(c, contentType, body); err != nil {
-			return err
+	if !c.isGated() {
+		if !p.keepSized(c, len(answer.body), func(s *state) error { return p.storeCollection(s, c, contentType, answer.body) }) {
+			return errFull
 		}
+		return nil
 	}
-	if !p.keepSized(c, len(body), func(s *state) error { return p.storeList(s, c, contentType, body) }) {
-		return errors.New("too much waits to be stored")
+	list, _, err := p.passable(c, contentType, answer.body)
+	if err != nil {
+		return err
+	}
+	if !p.keepSized(c, len(answer.body), func(s *state) error { return p.storeList(s, c, contentType, list) }) {
+		return errFull
 	}
 	return nil
 }

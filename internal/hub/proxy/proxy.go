@@ -7,13 +7,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/http/httputil"
-	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -124,6 +121,9 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, caller identity.Caller) {
 	c := &call{Request: r.Clone(r.Context()), caller: caller, what: request.Of(r)}
 	strip(c.Header)
+	if (c.what.Kind == request.Get || c.what.Kind == request.List) && acceptsGzip(r.Header) {
+		c.Header.Set("Accept-Encoding", gzipped)
+	}
 	if c.what.Kind != request.Stream {
 		for _, name := range hopHeaders {
 			c.Header.Del(name)
@@ -164,7 +164,7 @@ func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, caller identity.C
 }
 
 // strip takes headers away by which a client would be somebody else, and the encodings that it
-// accepts: the connection to the cloud has its own.
+// accepts: the connection to the cloud has its own, unless an answer passes in its encoding.
 func strip(h http.Header) {
 	for name := range h {
 		if strings.HasPrefix(name, "Impersonate-") || strings.HasPrefix(name, "X-Remote-") {
@@ -296,101 +296,6 @@ func (p *Proxy) refuse(w http.ResponseWriter, r *http.Request, code int, reason 
 	w.Header().Set("Content-Type", format.ContentType())
 	w.WriteHeader(code)
 	_, _ = w.Write(body)
-}
-
-// hopHeaders belong to one connection: RFC 9110, section 7.6.1.
-var hopHeaders = []string{"Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Te", "Trailer", "Transfer-Encoding", "Upgrade"}
-
-// answerWith begins the answer to a client like that of the cloud.
-func answerWith(w http.ResponseWriter, response *http.Response) {
-	for name, values := range response.Header {
-		w.Header()[name] = values
-	}
-	for _, name := range hopHeaders {
-		w.Header().Del(name)
-	}
-	w.WriteHeader(response.StatusCode)
-}
-
-// passOn gives the client the cloud's answer, and returns its body if all of it arrived and it is
-// not too large to be kept.
-func passOn(w http.ResponseWriter, response *http.Response) (body []byte, whole bool) {
-	answer := &kept{}
-	passInto(w, response, answer)
-	return answer.body, !answer.tooLarge
-}
-
-// passInto gives the client the cloud's answer, and collects its body.
-func passInto(w http.ResponseWriter, response *http.Response, answer *kept) {
-	answerWith(w, response)
-	isWhole := false
-	defer func() {
-		if !isWhole {
-			answer.release()
-		}
-	}()
-	if _, err := io.Copy(w, io.TeeReader(response.Body, answer)); err != nil {
-		panic(http.ErrAbortHandler) // the client must see that the answer is not whole
-	}
-	isWhole = true
-}
-
-// readAnswer reads an answer that is not passed on as it arrives.
-func readAnswer(response *http.Response) ([]byte, error) {
-	read := &kept{}
-	_, err := io.Copy(read, io.LimitReader(response.Body, maxAnswer+1))
-	if err == nil && read.tooLarge {
-		err = fmt.Errorf("the answer has more than %d bytes", maxAnswer)
-	}
-	return read.body, err
-}
-
-// room is memory for answers that wait to be stored: maxAnswer bytes in all.
-type room struct{ taken atomic.Int64 }
-
-// kept collects up to maxAnswer bytes, and no more than there is room for. nil is room enough. Its memory
-// doubles when it is full: with the smaller steps of append and io.ReadAll, the copies of a long list take
-// as long as all else that is done with it.
-type kept struct {
-	of       *room
-	body     []byte
-	tooLarge bool
-}
-
-// Write implements io.Writer.
-func (k *kept) Write(p []byte) (int, error) {
-	if k.tooLarge {
-		return len(p), nil
-	}
-	if len(k.body)+len(p) > maxAnswer || !k.take(int64(len(p))) {
-		k.release()
-		k.tooLarge = true
-		return len(p), nil
-	}
-	if len(k.body)+len(p) > cap(k.body) {
-		k.body = slices.Grow(k.body, max(len(p), len(k.body)))
-	}
-	k.body = append(k.body, p...)
-	return len(p), nil
-}
-
-func (k *kept) take(n int64) bool {
-	if k.of == nil {
-		return true
-	}
-	if k.of.taken.Add(n) <= maxAnswer {
-		return true
-	}
-	k.of.taken.Add(-n)
-	return false
-}
-
-// release gives back what was taken. The body is not used any more.
-func (k *kept) release() {
-	if k.of != nil {
-		k.of.taken.Add(-int64(len(k.body)))
-	}
-	k.body = nil
 }
 
 // mayRead reports whether a caller may be answered from the cache: the node, and who has a token

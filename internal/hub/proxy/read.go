@@ -102,14 +102,15 @@ func (p *Proxy) get(w http.ResponseWriter, c *call) {
 func (p *Proxy) passAndKeep(w http.ResponseWriter, c *call, response *http.Response, store func(*state, []byte) error) {
 	answer := &kept{of: p.roomOf(c)}
 	passInto(w, response, answer)
+	encoding := response.Header.Get("Content-Encoding")
 	switch {
 	case response.StatusCode == http.StatusForbidden:
 		p.drop(c)
 	case slices.Contains(keptCodes, response.StatusCode):
 		queued := p.keep(c, func(st *state) error {
 			defer answer.release()
-			if answer.tooLarge {
-				return cache.ErrTooLarge
+			if err := answer.decode(encoding); err != nil {
+				return err
 			}
 			return store(st, answer.body)
 		})
@@ -198,7 +199,7 @@ func (p *Proxy) list(w http.ResponseWriter, c *call) {
 		if response.StatusCode != http.StatusOK { // there is no such kind, or no more
 			return p.storeDocument(st, c, &head{Code: response.StatusCode, ContentType: response.Header.Get("Content-Type")}, body)
 		}
-		return p.storeList(st, c, response.Header.Get("Content-Type"), body)
+		return p.storeCollection(st, c, response.Header.Get("Content-Type"), body)
 	})
 }
 
@@ -271,20 +272,21 @@ func values(view *cache.View) iter.Seq2[[]byte, error] {
 	}
 }
 
-// storeList stores a list, or a chunk of one once its last chunk is there.
-func (p *Proxy) storeList(s *state, c *call, contentType string, body []byte) error {
-	position := request.PositionOf(c.URL.Query())
-	format, err := wire.FormatOf(contentType)
-	if err != nil {
-		return err
-	}
-	list, err := format.DecodeList(body)
-	if errors.Is(err, wire.ErrNotAList) && !position.Limit && position.Continue == "" && isTable(body) {
+// storeCollection stores the answer to a request for a collection.
+func (p *Proxy) storeCollection(s *state, c *call, contentType string, body []byte) error {
+	list, err := decodeList(contentType, body)
+	if position := request.PositionOf(c.URL.Query()); errors.Is(err, wire.ErrNotAList) && !position.Limit && position.Continue == "" && isTable(body) {
 		return p.storeDocument(s, c, &head{Code: http.StatusOK, ContentType: contentType}, body)
 	}
 	if err != nil {
 		return err
 	}
+	return p.storeList(s, c, contentType, list)
+}
+
+// storeList stores a list, or a chunk of one once its last chunk is there.
+func (p *Proxy) storeList(s *state, c *call, contentType string, list *wire.List) error {
+	position := request.PositionOf(c.URL.Query())
 	h, err := headOf(&list.Header, contentType)
 	if err != nil {
 		return err

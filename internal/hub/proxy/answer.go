@@ -1,0 +1,268 @@
+package proxy
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/atoll-k8s/atoll/internal/hub/cache"
+)
+
+// gzipped is the encoding in which an API server sends long answers to who accepts it. They pass as they
+// come, also if the hub looks into them: to compress an answer, or to encrypt it uncompressed, takes
+// longer than all else that is done with it.
+const gzipped = "gzip"
+
+// acceptsGzip reports whether a client accepts answers that are compressed with gzip.
+func acceptsGzip(h http.Header) bool {
+	for _, line := range h.Values("Accept-Encoding") {
+		for name := range strings.SplitSeq(line, ",") {
+			if strings.EqualFold(strings.TrimSpace(name), gzipped) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// hopHeaders belong to one connection: RFC 9110, section 7.6.1.
+var hopHeaders = []string{"Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Te", "Trailer", "Transfer-Encoding", "Upgrade"}
+
+// answerWith begins the answer to a client like that of the cloud.
+func answerWith(w http.ResponseWriter, response *http.Response) {
+	for name, values := range response.Header {
+		w.Header()[name] = values
+	}
+	for _, name := range hopHeaders {
+		w.Header().Del(name)
+	}
+	w.WriteHeader(response.StatusCode)
+}
+
+// passOn gives the client the cloud's answer, and returns its body if all of it arrived and it is
+// not too large to be kept.
+func passOn(w http.ResponseWriter, response *http.Response) (body []byte, whole bool) {
+	answer := &kept{}
+	passInto(w, response, answer)
+	if answer.tooLarge {
+		return nil, false
+	}
+	return answer.body, true
+}
+
+// passInto gives the client the cloud's answer, and collects its body as it comes.
+func passInto(w http.ResponseWriter, response *http.Response, answer *kept) {
+	answerWith(w, response)
+	isWhole := false
+	defer func() {
+		if !isWhole {
+			answer.release()
+		}
+	}()
+	answer.expect(response.ContentLength)
+	for {
+		part, err := answer.read(response.Body)
+		if len(part) > 0 {
+			if _, err := w.Write(part); err != nil {
+				panic(http.ErrAbortHandler) // the client has gone
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			panic(http.ErrAbortHandler) // the client must see that the answer is not whole
+		}
+	}
+	isWhole = true
+}
+
+// received is an answer that was read before it is passed on.
+type received struct {
+	*http.Response
+
+	// sent is the body as it came, and body is it without its encoding.
+	sent, body []byte
+}
+
+// errTooLarge means that an answer is too large to be looked into.
+var errTooLarge = fmt.Errorf("the answer has more than %d bytes", maxAnswer)
+
+// receive reads an answer that is not passed on as it arrives. Of one that is too large, sent has what
+// has been read.
+func receive(response *http.Response) (*received, error) {
+	sent := &kept{}
+	sent.expect(response.ContentLength)
+	err := sent.readAll(response.Body)
+	r := &received{Response: response, sent: sent.body, body: sent.body}
+	if err != nil || response.Header.Get("Content-Encoding") != gzipped {
+		return r, err
+	}
+	body := &kept{}
+	err = gunzip(body, r.sent)
+	r.body = body.body
+	return r, err
+}
+
+// pass gives a client the answer as it came.
+func (r *received) pass(w http.ResponseWriter) { r.passAs(w, r.sent) }
+
+// passChanged gives a client the answer with another body.
+func (r *received) passChanged(w http.ResponseWriter, body []byte) {
+	r.Header.Del("Content-Encoding")
+	r.passAs(w, body)
+}
+
+func (r *received) passAs(w http.ResponseWriter, body []byte) {
+	r.Header.Set("Content-Length", strconv.Itoa(len(body)))
+	answerWith(w, r.Response)
+	_, _ = w.Write(body)
+}
+
+// room is memory for answers that wait to be stored: maxAnswer bytes in all.
+type room struct{ taken atomic.Int64 }
+
+// kept collects up to maxAnswer bytes, and no more than there is room for. nil is room enough. Its memory
+// doubles when it is full: with the smaller steps of append and io.ReadAll, the copies of a long list take
+// as long as all else that is done with it.
+type kept struct {
+	of       *room
+	body     []byte
+	taken    int64 // of the room
+	tooLarge bool  // the body is not all of it
+}
+
+// leastSpace is the least memory that is read into, and skipSpace that for what is not collected, in bytes.
+const leastSpace, skipSpace = 4 << 10, 32 << 10
+
+// expect prepares memory for a number of bytes. A negative number is not known.
+func (k *kept) expect(size int64) {
+	if size >= 0 && size <= maxAnswer {
+		k.body = slices.Grow(k.body, int(size)+1) // with space in which the end is seen
+	}
+}
+
+// read reads something, collects it, and returns it until the next call. What is read after it was too
+// much is not collected.
+func (k *kept) read(from io.Reader) ([]byte, error) {
+	if k.tooLarge {
+		if cap(k.body) != skipSpace {
+			k.body = make([]byte, skipSpace)
+		}
+		n, err := from.Read(k.body[:skipSpace])
+		return k.body[:n], err
+	}
+	if len(k.body) == cap(k.body) {
+		k.body = slices.Grow(k.body, max(leastSpace, len(k.body)))
+	}
+	at := len(k.body)
+	n, err := from.Read(k.body[at:cap(k.body)])
+	k.body = k.body[:at+n]
+	if len(k.body) > maxAnswer || !k.take(int64(n)) {
+		k.giveBack()
+		k.tooLarge = true
+	}
+	return k.body[at:], err
+}
+
+// readAll reads all. If that is too much, the error is errTooLarge and the body has what was read.
+func (k *kept) readAll(from io.Reader) error {
+	for {
+		_, err := k.read(from)
+		switch {
+		case errors.Is(err, io.EOF):
+			if k.tooLarge {
+				return errTooLarge
+			}
+			return nil
+		case err != nil:
+			return err
+		case k.tooLarge:
+			return errTooLarge
+		}
+	}
+}
+
+// take takes room for n bytes, if there is some.
+func (k *kept) take(n int64) bool {
+	if k.of == nil {
+		return true
+	}
+	if k.of.taken.Add(n) > maxAnswer {
+		k.of.taken.Add(-n)
+		return false
+	}
+	k.taken += n
+	return true
+}
+
+// giveBack gives back the room that was taken.
+func (k *kept) giveBack() {
+	if k.of != nil {
+		k.of.taken.Add(-k.taken)
+	}
+	k.taken = 0
+}
+
+// release gives back what was taken. The body is not used any more.
+func (k *kept) release() {
+	k.giveBack()
+	k.body = nil
+}
+
+// decode takes the encoding of an answer away from its body.
+func (k *kept) decode(encoding string) error {
+	if k.tooLarge {
+		return cache.ErrTooLarge
+	}
+	if encoding != gzipped {
+		return nil
+	}
+	plain := &kept{of: k.of}
+	if err := gunzip(plain, k.body); err != nil {
+		plain.release()
+		return err
+	}
+	k.release()
+	*k = *plain
+	return nil
+}
+
+// decompressors are of the type *gzip.Reader: one has 40 KB.
+var decompressors sync.Pool
+
+// maxExpected bounds the memory that is prepared because a compressed body says how long it is without
+// compression: what it says may be wrong. It is a multiple of the compressed length.
+const maxExpected = 32
+
+// gunzip decompresses a body.
+func gunzip(into *kept, compressed []byte) error {
+	source := bytes.NewReader(compressed)
+	from, _ := decompressors.Get().(*gzip.Reader)
+	if from == nil {
+		from = new(gzip.Reader)
+	}
+	defer func() {
+		source.Reset(nil) // the pool does not keep the body
+		decompressors.Put(from)
+	}()
+	if err := from.Reset(source); err != nil {
+		return fmt.Errorf("decompressing an answer: %w", err)
+	}
+	if n := len(compressed); n > 4 { // the last four bytes are the length
+		into.expect(min(int64(binary.LittleEndian.Uint32(compressed[n-4:])), maxExpected*int64(n)))
+	}
+	if err := into.readAll(from); err != nil {
+		return fmt.Errorf("decompressing an answer: %w", err)
+	}
+	return nil
+}

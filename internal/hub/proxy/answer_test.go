@@ -1,0 +1,185 @@
+package proxy
+
+import (
+	"bytes"
+	"compress/gzip"
+	"io"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/atoll-k8s/atoll/internal/hub/identity"
+	"github.com/atoll-k8s/atoll/internal/hub/wire"
+)
+
+// compressing is a cloud that compresses what is not refused. spoil, if set, changes what it sends.
+type compressing struct {
+	*scripted
+
+	spoil func([]byte) []byte
+}
+
+// RoundTrip implements Cloud.
+func (z *compressing) RoundTrip(r *http.Request, asNode bool) (*http.Response, error) {
+	response, err := z.scripted.RoundTrip(r, asNode)
+	if err != nil || r.Header.Get("Accept-Encoding") != gzipped {
+		return response, err
+	}
+	var text bytes.Buffer
+	w := gzip.NewWriter(&text)
+	if _, err := io.Copy(w, response.Body); err != nil {
+		return nil, err
+	}
+	if err := w.Close(); err != nil {
+		return nil, err
+	}
+	sent := text.Bytes()
+	if z.spoil != nil {
+		sent = z.spoil(sent)
+	}
+	response.Header.Set("Content-Encoding", gzipped)
+	response.Body = io.NopCloser(bytes.NewReader(sent))
+	response.ContentLength = -1
+	return response, nil
+}
+
+// askFor asks as a client that accepts encodings.
+func (n *node) askFor(caller identity.Caller, target, encodings string) *httptest.ResponseRecorder {
+	n.Helper()
+	r := httptest.NewRequestWithContext(n.Context(), http.MethodGet, target, nil)
+	r.Header.Set("Accept", n.format.ContentType())
+	if encodings != "" {
+		r.Header.Set("Accept-Encoding", encodings)
+	}
+	w := httptest.NewRecorder()
+	n.answer(w, r, caller)
+	n.Wait()
+	return w
+}
+
+// plainOf returns the body of an answer without its encoding.
+func (n *node) plainOf(w *httptest.ResponseRecorder) []byte {
+	n.Helper()
+	if w.Header().Get("Content-Encoding") != gzipped {
+		return w.Body.Bytes()
+	}
+	from, err := gzip.NewReader(bytes.NewReader(w.Body.Bytes()))
+	if err != nil {
+		n.Fatal(err)
+	}
+	text, err := io.ReadAll(from)
+	if err != nil {
+		n.Fatal(err)
+	}
+	return text
+}
+
+// TestCompressedAnswers: they pass as they come to who accepts that, unless something is taken out of
+// them. Offline all clients get the same.
+func TestCompressedAnswers(t *testing.T) {
+	const single = "/api/v1/namespaces/default/pods/free"
+	for _, format := range formats {
+		for _, caller := range []identity.Caller{identity.OfNode(), reader} {
+			n := newNode(t, format)
+			n.Proxy.Cloud = &compressing{scripted: n.cloud}
+			n.Tokens.Accepted(reader.Token, time.Now())
+			check := func(when, encodings string, compressed bool, want map[string]string) {
+				t.Helper()
+				w := n.askFor(caller, podsOfNode, encodings)
+				body := n.plainOf(w)
+				if is := w.Header().Get("Content-Encoding") == gzipped; w.Code != http.StatusOK || is != compressed {
+					t.Errorf("%s, %s: the answer is %d, compressed: %t, want %t", format, when, w.Code, is, compressed)
+				}
+				if got := n.pods(body); !maps.Equal(got, want) {
+					t.Errorf("%s, %s: the pods are %v, want %v", format, when, got, want)
+				}
+			}
+			free := map[string]string{"free": "one"}
+			n.answers(1, pod("free", "one", 1, nil))
+			check("with gzip", "deflate, GZIP", true, free)
+			check("without", "", false, free)
+			check("with gzip refused", "gzip;q=0", false, free)
+			w := n.askFor(caller, single, gzipped)
+			if want := n.encode(pod("free", "one", 1, nil)); w.Header().Get("Content-Encoding") != gzipped || !bytes.Equal(n.plainOf(w), want) {
+				t.Errorf("%s: the pod is %d %q, want %q", format, w.Code, n.plainOf(w), want)
+			}
+			n.answers(2, pod("free", "two", 2, nil), pod("held", "one", 2, unbound))
+			want := map[string]string{"free": "two"}
+			if !caller.IsNode {
+				want["held"] = "one"
+			}
+			check("with a held pod", gzipped, !caller.IsNode, want)
+			n.cloud.set(true, nil)
+			check("offline", gzipped, false, want)
+			check("offline, without gzip", "", false, want)
+			w = n.askFor(caller, single, gzipped)
+			if want := n.encode(pod("free", "one", 1, nil)); !bytes.Equal(w.Body.Bytes(), want) {
+				t.Errorf("%s: offline the pod is %d %q, want %q", format, w.Code, w.Body, want)
+			}
+		}
+	}
+}
+
+// TestDamagedCompressedAnswersAreNotKept: and they do not pass by the gate.
+func TestDamagedCompressedAnswersAreNotKept(t *testing.T) {
+	for name, spoil := range map[string]func([]byte) []byte{
+		"half of it":       func(sent []byte) []byte { return sent[:len(sent)/2] },
+		"without its end":  func(sent []byte) []byte { return sent[:len(sent)-1] },
+		"a wrong checksum": func(sent []byte) []byte { sent[len(sent)-5] ^= 1; return sent },
+		"a wrong length":   func(sent []byte) []byte { sent[len(sent)-1] ^= 0x80; return sent },
+		"not compressed":   func([]byte) []byte { return []byte("text") },
+		"nothing":          func([]byte) []byte { return nil },
+	} {
+		for _, caller := range []identity.Caller{identity.OfNode(), reader} {
+			n := newNode(t, wire.Protobuf)
+			n.Tokens.Accepted(reader.Token, time.Now())
+			cloud := &compressing{scripted: n.cloud}
+			n.Proxy.Cloud = cloud
+			n.answers(1, pod("a", "one", 1, nil))
+			n.askFor(caller, podsOfNode, gzipped)
+			n.answers(2, pod("a", "two", 2, nil))
+			cloud.spoil = spoil
+			if w := n.askFor(caller, podsOfNode, gzipped); caller.IsNode && w.Code/100 == 2 {
+				t.Errorf("%s passes by the gate", name)
+			}
+			n.cloud.set(true, nil)
+			w := n.askFor(caller, podsOfNode, gzipped)
+			if got := n.pods(w.Body.Bytes()); !maps.Equal(got, map[string]string{"a": "one"}) {
+				t.Errorf("after %s, offline the pods are %v", name, got)
+			}
+			if taken := n.others.taken.Load(); taken != 0 {
+				t.Errorf("after %s, %d bytes are still taken", name, taken)
+			}
+		}
+	}
+}
+
+// TestCompressedAnswersWaitInTheirRoom: what is larger than the room without its compression is not kept.
+func TestCompressedAnswersWaitInTheirRoom(t *testing.T) {
+	n := newNode(t, wire.JSON)
+	n.Proxy.Cloud = &compressing{scripted: n.cloud}
+	n.Tokens.Accepted(reader.Token, time.Now())
+	n.cloud.set(false, func(*http.Request) (int, string, io.ReadCloser) {
+		return http.StatusOK, "text/plain", io.NopCloser(bytes.NewReader(make([]byte, 4<<20)))
+	})
+	for _, tc := range []struct {
+		path  string
+		taken int64
+		kept  bool
+	}{{"/openapi/v3?x=1", maxAnswer - 5<<20, true}, {"/openapi/v3?x=2", maxAnswer - 3<<20, false}} {
+		n.others.taken.Store(tc.taken)
+		n.cloud.set(false, nil)
+		if w := n.askFor(reader, tc.path, gzipped); len(n.plainOf(w)) != 4<<20 {
+			t.Errorf("the answer has %d bytes", len(n.plainOf(w)))
+		}
+		if got := n.others.taken.Load(); got != tc.taken {
+			t.Errorf("%d bytes are taken, want %d", got, tc.taken)
+		}
+		n.cloud.set(true, nil)
+		if w := n.askFor(reader, tc.path, gzipped); (w.Code == http.StatusOK) != tc.kept {
+			t.Errorf("with %d bytes taken, offline the answer is %d", tc.taken, w.Code)
+		}
+	}
+}
