@@ -31,6 +31,15 @@ func scripted() script {
 	update := put.with(func(c *content) { c.Head, c.Items["ns/a"] = "rv 3", "AA" })
 	gone := update.with(func(c *content) { c.Head = "rv 4"; delete(c.Items, "ns/b") })
 	bookmark := gone.with(func(c *content) { c.Head = "rv 5" })
+	another := &content{"rv 9", map[string]string{"ns/a": "AAA", "ns/c": "", "ns/e": "E", "ns/f": "F"}}
+	same := another.with(func(c *content) { c.Head = "rv 10" })
+	one := same.with(func(c *content) { c.Head = "rv 11"; delete(c.Items, "ns/f") })
+	updated := func(to *content) func(*Store, **Writer) error {
+		return func(s *Store, w **Writer) (err error) {
+			*w, err = s.Update(scope1, []byte(to.Head), to.pairs)
+			return err
+		}
+	}
 	return script{
 		{func(s *Store, w **Writer) (err error) {
 			*w, err = s.Replace(scope1, []byte("rv 1"), list.pairs)
@@ -40,6 +49,9 @@ func scripted() script {
 		{func(_ *Store, w **Writer) error { return (*w).Put("ns/a", []byte("AA"), []byte("rv 3")) }, update},
 		{func(_ *Store, w **Writer) error { return (*w).Delete("ns/b", []byte("rv 4")) }, gone},
 		{func(_ *Store, w **Writer) error { return (*w).SetHead([]byte("rv 5")) }, bookmark},
+		{updated(another), another},
+		{updated(same), same},
+		{updated(one), one},
 	}
 }
 
@@ -126,7 +138,7 @@ func TestRecordsAreValidInTheirPlaceOnly(t *testing.T) {
 			mixed := append(bytes.Clone(log[:ends[2]]), other[ends[2]:]...)
 			damagedAt(t, o, name, mixed, ends, ends[2])
 			again := append(bytes.Clone(log), log[ends[2]:ends[3]]...)
-			damagedAt(t, o, name, again, ends, ends[4])
+			damagedAt(t, o, name, again, ends, ends[len(ends)-1])
 		})
 	}
 }
@@ -276,7 +288,7 @@ func TestAgainstAModel(t *testing.T) {
 		m.start(newDisk())
 		rt.Repeat(map[string]func(*rapid.T){
 			"replace": m.replace, "put": m.put, "delete": m.delete, "head": m.head, "remove": m.remove,
-			"resume": m.resume, "sync": m.sync, "close": m.close, "kill": m.kill, "unplug": m.unplug, "": m.check,
+			"resume": m.resume, "update": m.update, "sync": m.sync, "close": m.close, "kill": m.kill, "unplug": m.unplug, "": m.check,
 		})
 		_ = m.store.Close()
 	})
@@ -386,6 +398,26 @@ func (m *model) replace(t *rapid.T) {
 	}
 	m.armed(t)
 	w, err := m.store.Replace(key, []byte(c.Head), c.pairs)
+	m.writers[key] = w
+	m.did(key, c, err)
+}
+
+// update makes a state another one by Update, which may have little or much in common with it.
+func (m *model) update(t *rapid.T) {
+	key := drawKey(t)
+	c := &content{drawHead(t), map[string]string{}}
+	if now := m.now(key); now != nil && rapid.IntRange(0, 4).Draw(t, "other") > 0 {
+		c = now.with(func(c *content) { c.Head = drawHead(t) })
+	}
+	for range rapid.IntRange(0, 4).Draw(t, "changes") {
+		if id := drawID(t); rapid.Bool().Draw(t, "put") {
+			c.Items[id] = drawValue(t)
+		} else {
+			delete(c.Items, id)
+		}
+	}
+	m.armed(t)
+	w, err := m.store.Update(key, []byte(c.Head), c.pairs)
 	m.writers[key] = w
 	m.did(key, c, err)
 }

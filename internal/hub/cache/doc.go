@@ -32,6 +32,9 @@
 // new one is durable: at most SyncEvery later, and not by the caller of Commit. Open uses the
 // newest generation with a complete snapshot.
 //
+// An event may change several items (see Store.Update): it is one write, and counts only with its last
+// record. A version of this package that does not know such an event reads the state before it.
+//
 // A log is rewritten when its dead bytes outweigh the live ones, so that each byte of an event
 // is written about twice at most, however long the log lives.
 //

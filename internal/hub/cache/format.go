@@ -45,13 +45,15 @@ const (
 type kind uint8
 
 const (
-	kindKey    kind = 1 + iota // value: the scope's key
-	kindItem                   // an item of the snapshot
-	kindEnd                    // the end of the snapshot, with its head
-	kindPut                    // an event
-	kindDelete                 // an event
-	kindHead                   // an event without an item
-	kindUsed                   // the scope was used at the age; not an event
+	kindKey        kind = 1 + iota // value: the scope's key
+	kindItem                       // an item of the snapshot
+	kindEnd                        // the end of the snapshot, with its head
+	kindPut                        // an event
+	kindDelete                     // an event
+	kindHead                       // an event without an item
+	kindUsed                       // the scope was used at the age; not an event
+	kindPutPart                    // a part of the next event, which is in the same write
+	kindDeletePart                 // a part of the next event, which is in the same write
 )
 
 // record is what a frame holds. Its slices share memory with the frame that it was read from.

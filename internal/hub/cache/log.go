@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"io"
 	"slices"
 	"time"
@@ -45,12 +46,26 @@ type state struct {
 	used time.Time
 }
 
-// item is where the value of an item is. There are many: it has 32 bytes.
+// item is where the value of an item is. There are many: it has 40 bytes.
 type item struct {
 	id     string
 	offset int64
 	size   uint32 // of the frame
 	length uint32 // of the value
+	sum    uint64 // of the value, with the seed
+}
+
+// seed is that of sums, which are not stored.
+var seed = maphash.MakeSeed()
+
+func newItem(r record, offset, size int64) item {
+	return item{string(r.id), offset, uint32(size), uint32(len(r.value)), maphash.Bytes(seed, r.value)}
+}
+
+// is reports whether a value is that of the item. Nobody can make two values with the same sum: the
+// seed is a secret of the process.
+func (i *item) is(value []byte) bool {
+	return int(i.length) == len(value) && i.sum == maphash.Bytes(seed, value)
 }
 
 func (s *state) find(id string) (int, bool) {
@@ -98,7 +113,7 @@ func (l *log) read(i item, buf []byte) (value, frame []byte, err error) {
 		return nil, frame, err
 	}
 	r, err := l.codec.decode(frame, i.offset)
-	if err == nil && (string(r.id) != i.id || r.kind != kindItem && r.kind != kindPut) {
+	if err == nil && (string(r.id) != i.id || r.kind != kindItem && r.kind != kindPut && r.kind != kindPutPart) {
 		err = ErrDamaged
 	}
 	return r.value, frame, err
@@ -176,8 +191,7 @@ func (d *loader) load(name string, f file) (_ *log, _ *state, key string, err er
 	if err != nil {
 		return nil, nil, "", err
 	}
-	d.events(l, s)
-	l.size = d.offset
+	l.size = d.events(l, s)
 	l.sealed = l.size != d.size
 	return l, s, key, nil
 }
@@ -212,7 +226,7 @@ func (d *loader) snapshot(l *log, live int64) (*state, error) {
 		d.skip(int(size))
 		switch r.kind {
 		case kindItem:
-			items = append(items, item{string(r.id), offset, uint32(size), uint32(len(r.value))})
+			items = append(items, newItem(r, offset, size))
 		case kindEnd:
 			s := newState(items, live+size)
 			s.head = slices.Clone(r.head)
@@ -239,41 +253,59 @@ func newState(items []item, live int64) *state {
 	return &state{items: last, live: live}
 }
 
-// events applies the events after the snapshot, to the first frame that is not valid.
-func (d *loader) events(l *log, s *state) {
+// part is a change of one item.
+type part struct {
+	item    item
+	deleted bool
+}
+
+// events applies the events after the snapshot, to the first frame that is not valid, and returns the end
+// of the last event.
+func (d *loader) events(l *log, s *state) (end int64) {
 	// Many events are applied to a map: an insertion into the sorted items takes time in
 	// proportion to their number.
 	var items map[string]item
+	var parts []part // of the next event
 	fixed := s.live
 	for _, it := range s.items {
 		fixed -= int64(it.size)
 	}
-	for {
+	for end = d.offset; ; {
 		r, size, err := d.frame(&l.codec)
-		if err != nil || r.kind < kindPut || r.kind > kindUsed {
+		if err != nil || r.kind < kindPut || r.kind > kindDeletePart || r.kind == kindUsed && len(parts) > 0 {
 			break
 		}
-		if items == nil && (r.kind == kindPut || r.kind == kindDelete) {
+		switch r.kind {
+		case kindPut, kindPutPart:
+			parts = append(parts, part{newItem(r, d.offset, size), false})
+		case kindDelete, kindDeletePart:
+			parts = append(parts, part{item{id: string(r.id)}, true})
+		}
+		d.skip(int(size))
+		if r.kind == kindPutPart || r.kind == kindDeletePart {
+			continue
+		}
+		if items == nil && len(parts) > 0 {
 			items = make(map[string]item, len(s.items))
 			for _, it := range s.items {
 				items[it.id] = it
 			}
 		}
-		switch r.kind {
-		case kindPut:
-			id := string(r.id)
-			items[id] = item{id, d.offset, uint32(size), uint32(len(r.value))}
-		case kindDelete:
-			delete(items, string(r.id))
+		for _, p := range parts {
+			if p.deleted {
+				delete(items, p.item.id)
+			} else {
+				items[p.item.id] = p.item
+			}
 		}
+		parts, end = parts[:0], d.offset
 		s.age, s.used = r.age, r.wall
 		if r.kind != kindUsed {
 			s.head, s.written = append(s.head[:0], r.head...), r.wall
 		}
-		d.skip(int(size))
 	}
 	if items == nil {
-		return
+		return end
 	}
 	list := make([]item, 0, len(items))
 	for _, it := range items {
@@ -281,6 +313,7 @@ func (d *loader) events(l *log, s *state) {
 	}
 	changed := newState(list, fixed)
 	s.items, s.live = changed.items, changed.live
+	return end
 }
 
 // draft is a log that is being written.
@@ -320,7 +353,7 @@ func (d *draft) add(r record) error {
 	offset := d.size()
 	d.buf = d.codec.append(d.buf, offset, r)
 	if r.kind == kindItem {
-		d.items = append(d.items, item{string(r.id), offset, uint32(d.size() - offset), uint32(len(r.value))})
+		d.items = append(d.items, newItem(r, offset, d.size()-offset))
 	}
 	if len(d.buf) < readAhead {
 		return nil

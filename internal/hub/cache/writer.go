@@ -263,8 +263,9 @@ func (w *Writer) write(r record) error {
 // errEnded is returned by append when write has to return Writer.ended.
 var errEnded = errors.New("the writer has ended")
 
-// append writes a record to the log and applies it. The caller holds scope.io.
-func (w *Writer) append(r record) error {
+// append writes the records of an event to the log and applies them. The caller holds scope.io, and has
+// checked the size of the scope if there are several.
+func (w *Writer) append(event ...record) error {
 	s, sc := w.store, w.scope
 	s.mu.Lock()
 	if w.ended != nil {
@@ -276,17 +277,22 @@ func (w *Writer) append(r record) error {
 	t := s.nowLocked()
 	s.mu.Unlock()
 
-	if err := checkSizes(&l.codec, r); err != nil {
-		return err
+	frames := int64(0)
+	for i := range event {
+		r := &event[i]
+		if err := checkSizes(&l.codec, *r); err != nil {
+			return err
+		}
+		frames += l.codec.size(*r)
+		r.wall, r.age = t.wall, t.age
 	}
-	frame := l.codec.size(r)
-	if r.kind == kindPut {
+	if len(event) == 1 && event[0].kind == kindPut {
 		// Without what a present item of this id frees: it does not have to be exact.
-		if err := s.checkLive(live + frame); err != nil && !w.replaces(string(r.id), frame) {
+		if err := s.checkLive(live + frames); err != nil && !w.replaces(string(event[0].id), frames) {
 			return err
 		}
 	}
-	if sealed || size+frame > s.max.MaxBytes {
+	if sealed || size+frames > s.max.MaxBytes {
 		if err := s.rewrite(sc); err != nil {
 			return err
 		}
@@ -298,8 +304,7 @@ func (w *Writer) append(r record) error {
 		l = sc.log
 		s.mu.Unlock()
 	}
-	r.wall, r.age = t.wall, t.age
-	if err := s.appendTo(sc, l, r); err != nil {
+	if err := s.appendTo(sc, l, event...); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -329,24 +334,31 @@ func (w *Writer) replaces(id string, frame int64) bool {
 	return found && w.store.checkLive(st.live+frame-int64(st.items[at].size)) == nil
 }
 
-// appendTo writes a record at the end of a log, and applies it if the scope still has that
+// appendTo writes records at the end of a log, and applies them if the scope still has that
 // log. The caller holds scope.io.
-func (s *Store) appendTo(sc *scope, l *log, r record) error {
+func (s *Store) appendTo(sc *scope, l *log, event ...record) error {
 	s.mu.Lock()
 	offset := l.size
 	l.refs++
 	s.mu.Unlock()
 	defer s.release(l)
-	raw := l.codec.append(make([]byte, 0, l.codec.size(r)), offset, r)
+	size := int64(0)
+	for _, r := range event {
+		size += l.codec.size(r)
+	}
+	raw := make([]byte, 0, size)
+	for _, r := range event {
+		raw = l.codec.append(raw, offset+int64(len(raw)), r)
+	}
 	failed := writeAt(l.file, raw, offset)
-	rest, err := s.apply(sc, l, r, offset, int64(len(raw)), failed)
+	rest, err := s.apply(sc, l, event, offset, failed)
 	s.remove(rest)
 	s.poke()
 	return err
 }
 
-// apply applies a record that was written to a log, or not.
-func (s *Store) apply(sc *scope, l *log, r record, offset, size int64, failed error) ([]garbage, error) {
+// apply applies records that were written to a log, or not.
+func (s *Store) apply(sc *scope, l *log, event []record, offset int64, failed error) ([]garbage, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if failed != nil {
@@ -356,19 +368,24 @@ func (s *Store) apply(sc *scope, l *log, r record, offset, size int64, failed er
 	if sc.log != l {
 		return nil, errEnded
 	}
-	l.size += size
-	s.bytes += size
 	s.dirty[l] = sc
 	st := sc.state
-	st.age, st.used = r.age, r.wall
-	switch r.kind {
-	case kindPut:
-		st.put(item{string(r.id), offset, uint32(size), uint32(len(r.value))})
-	case kindDelete:
-		st.remove(string(r.id))
+	for _, r := range event {
+		size := l.codec.size(r)
+		switch r.kind {
+		case kindPut, kindPutPart:
+			st.put(newItem(r, offset, size))
+		case kindDelete, kindDeletePart:
+			st.remove(string(r.id))
+		}
+		offset += size
+		l.size += size
+		s.bytes += size
 	}
-	if r.kind != kindUsed {
-		st.head, st.written = append([]byte(nil), r.head...), r.wall
+	last := event[len(event)-1]
+	st.age, st.used = last.age, last.wall
+	if last.kind != kindUsed {
+		st.head, st.written = append([]byte(nil), last.head...), last.wall
 		s.touchLocked(sc, s.nowLocked())
 	}
 	return s.shrinkLocked(sc), nil

@@ -242,7 +242,7 @@ var decompressors sync.Pool
 
 // maxExpected bounds the memory that is prepared because a compressed body says how long it is without
 // compression: what it says may be wrong. It is a multiple of the compressed length.
-const maxExpected = 32
+const maxExpected = 128
 
 // gunzip decompresses a body.
 func gunzip(into *kept, compressed []byte) error {

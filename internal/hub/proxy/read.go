@@ -284,7 +284,7 @@ func (p *Proxy) storeCollection(s *state, c *call, contentType string, body []by
 	return p.storeList(s, c, contentType, list)
 }
 
-// storeList stores a list, or a chunk of one once its last chunk is there.
+// storeList stores a list, or a chunk of one.
 func (p *Proxy) storeList(s *state, c *call, contentType string, list *wire.List) error {
 	position := request.PositionOf(c.URL.Query())
 	h, err := headOf(&list.Header, contentType)
@@ -295,6 +295,36 @@ func (p *Proxy) storeList(s *state, c *call, contentType string, list *wire.List
 		return nil // an API server that lags has answered: what is kept is later
 	}
 	*s = state{}
+	if position.Continue == "" && list.Continue == "" {
+		done, err := p.makeRoom(c)
+		if err != nil {
+			return err
+		}
+		defer done()
+		writer, err := p.Cache.Update(c.key, h.encode(), pairs(list.Items))
+		if err != nil {
+			return err
+		}
+		*s = state{writer, h}
+		return nil
+	}
+	return p.storeChunk(s, c, list, h)
+}
+
+// pairs yields the ids of items, and the items.
+func pairs(items []wire.Item) iter.Seq2[string, []byte] {
+	return func(yield func(string, []byte) bool) {
+		for i := range items {
+			if !yield(id(&items[i].Meta), items[i].Raw) {
+				return
+			}
+		}
+	}
+}
+
+// storeChunk stores a list once its last chunk is there.
+func (p *Proxy) storeChunk(s *state, c *call, list *wire.List, h *head) (err error) {
+	position := request.PositionOf(c.URL.Query())
 	snapshot := p.chunks.take(c.key, position.Continue)
 	if snapshot == nil {
 		if position.Continue != "" {

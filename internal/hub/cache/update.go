@@ -1,0 +1,126 @@
+package cache
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+)
+
+// difference is what makes one state another one.
+type difference struct {
+	records []record // without the head
+	bytes   int64    // of their frames
+}
+
+// Update makes the items the state of a scope, as Replace does. It writes only what differs from the
+// present state, if that is little. items may be read twice.
+func (s *Store) Update(key string, head []byte, items iter.Seq2[string, []byte]) (*Writer, error) {
+	w, err := s.update(key, head, items)
+	if errors.Is(err, errOther) {
+		return s.Replace(key, head, items)
+	}
+	return w, err
+}
+
+// errOther means that there is no state which a few changes make the new one.
+var errOther = errors.New("the state is another one")
+
+func (s *Store) update(key string, head []byte, items iter.Seq2[string, []byte]) (*Writer, error) {
+	if err := s.begin(); err != nil {
+		return nil, err
+	}
+	defer s.end()
+	sc := s.pin(key)
+	defer s.unpin(sc)
+	sc.io.Lock() // the state stays the same, unless the scope is removed
+	defer sc.io.Unlock()
+	s.mu.Lock()
+	l, st := sc.log, sc.state
+	usable := l != nil && !l.sealed && (sc.stale == nil || errors.Is(sc.stale, ErrReopened))
+	if !usable {
+		s.mu.Unlock()
+		return nil, errOther
+	}
+	present, live := st.items, st.live
+	s.mu.Unlock()
+
+	// What is little enough to be dead may always be appended: a new file takes longer.
+	most := min(max(live/2, minDead/2), s.max.MaxBytes/2-live)
+	d, ok := differenceTo(&l.codec, present, items, most)
+	if !ok {
+		return nil, errOther
+	}
+	w := &Writer{store: s, scope: sc}
+	err := w.append(d.event(head)...)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if errors.Is(err, errEnded) { // the scope was removed meanwhile
+		return nil, errOther
+	}
+	if err != nil {
+		err = fmt.Errorf("writing changes: %w", err)
+		s.failLocked(sc, err)
+		return nil, err
+	}
+	s.endWriterLocked(sc, ErrSuperseded)
+	sc.writer, sc.stale = w, nil
+	return w, nil
+}
+
+// differenceTo returns what makes present items other ones, and false if that has more bytes than most.
+func differenceTo(codec *codec, present []item, items iter.Seq2[string, []byte], most int64) (d difference, ok bool) {
+	has := make([]bool, len(present))
+	next := 0 // the items mostly have the same order
+	add := func(r record) bool {
+		d.records = append(d.records, r)
+		d.bytes += codec.size(r)
+		return d.bytes <= most
+	}
+	before := &state{items: present}
+	fresh := map[string]bool{}
+	for id, value := range items {
+		at, found := next, next < len(present) && present[next].id == id
+		if !found {
+			at, found = before.find(id)
+		}
+		if found && has[at] || fresh[id] {
+			return d, false // twice: the later one counts
+		}
+		if found {
+			next, has[at] = at+1, true
+			if present[at].is(value) {
+				continue
+			}
+		} else {
+			next, fresh[id] = at, true
+		}
+		if !add(record{kind: kindPut, id: []byte(id), value: value}) {
+			return d, false
+		}
+	}
+	for i := range present {
+		if !has[i] && !add(record{kind: kindDelete, id: []byte(present[i].id)}) {
+			return d, false
+		}
+	}
+	return d, true
+}
+
+// event returns the records of a difference as one event, which has a head.
+func (d *difference) event(head []byte) []record {
+	if len(d.records) == 0 {
+		return []record{{kind: kindHead, head: head}}
+	}
+	for i := range d.records {
+		r := &d.records[i]
+		switch {
+		case i == len(d.records)-1:
+			r.head = head
+		case r.kind == kindPut:
+			r.kind = kindPutPart
+		default:
+			r.kind = kindDeletePart
+		}
+	}
+	return d.records
+}
