@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"iter"
@@ -20,6 +21,24 @@ func (s *Store) Update(key string, head []byte, items iter.Seq2[string, []byte])
 		return s.Replace(key, head, items)
 	}
 	return w, err
+}
+
+// Has reports whether a scope has this head and one item with this id and value, and is not stale. It counts
+// as a use of the scope. It does not wait for the disk.
+func (s *Store) Has(key string, head []byte, id string, value []byte) bool {
+	want := newItem(record{id: []byte(id), value: value}, 0, 0)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sc, err := s.findLocked(key)
+	if err != nil || sc.stale != nil {
+		return false
+	}
+	items := sc.state.items
+	if len(items) != 1 || items[0].id != id || items[0].length != want.length || items[0].sum != want.sum || !bytes.Equal(sc.state.head, head) {
+		return false
+	}
+	s.touchLocked(sc, s.nowLocked())
+	return true
 }
 
 // errOther means that there is no state which a few changes make the new one.

@@ -126,3 +126,43 @@ func TestUpdatesAfterAStart(t *testing.T) {
 		t.Errorf("the log is another one, or the state is stale: %v", stale(t, s, "k"))
 	}
 }
+
+// TestHas: only what a View would show.
+func TestHas(t *testing.T) {
+	d := newDisk()
+	s := openOn(t, d, Options{SyncEvery: time.Hour})
+	if s.Has("k", []byte("head"), "", []byte("value")) {
+		t.Error("it has what is not there")
+	}
+	replace(t, s, "k", &content{"head", map[string]string{"": "value"}})
+	replace(t, s, "two", &content{"head", map[string]string{"": "value", "ns/a": "A"}})
+	for _, tc := range []struct {
+		key, head, id, value string
+		want                 bool
+	}{
+		{"k", "head", "", "value", true},
+		{"k", "other", "", "value", false},
+		{"k", "head", "id", "value", false},
+		{"k", "head", "", "valuf", false},
+		{"k", "head", "", "", false},
+		{"two", "head", "", "value", false},
+	} {
+		if got := s.Has(tc.key, []byte(tc.head), tc.id, []byte(tc.value)); got != tc.want {
+			t.Errorf("%+v: it is %t", tc, got)
+		}
+	}
+	if keys := keysOf(s); keys[1] != "k" {
+		t.Errorf("the scope that was used last is %q", keys[1])
+	}
+	must(t, s.Close())
+	s = openOn(t, d, Options{SyncEvery: time.Hour})
+	defer s.Close()
+	if s.Has("k", []byte("head"), "", []byte("value")) {
+		t.Error("what nobody has continued since the start is not stale")
+	}
+	_, err := s.Update("k", []byte("head"), (&content{"head", map[string]string{"": "value"}}).pairs)
+	must(t, err)
+	if !s.Has("k", []byte("head"), "", []byte("value")) {
+		t.Error("what was updated is not there")
+	}
+}

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bufio"
 	"bytes"
 	"compress/gzip"
 	"encoding/binary"
@@ -92,25 +93,51 @@ type received struct {
 
 	// sent is the body as it came, and body is it without its encoding.
 	sent, body []byte
+	// decoded has the body if that is not what was sent.
+	decoded kept
 }
 
 // errTooLarge means that an answer is too large to be looked into.
 var errTooLarge = fmt.Errorf("the answer has more than %d bytes", maxAnswer)
 
-// receive reads an answer that is not passed on as it arrives. Of one that is too large, sent has what
-// has been read.
+// receive reads an answer that is not passed on as it arrives. It is decompressed while it arrives. Of one
+// that is too large, sent has what has been read.
 func receive(response *http.Response) (*received, error) {
+	r := &received{Response: response}
 	sent := &kept{}
 	sent.expect(response.ContentLength)
-	err := sent.readAll(response.Body)
-	r := &received{Response: response, sent: sent.body, body: sent.body}
-	if err != nil || response.Header.Get("Content-Encoding") != gzipped {
+	if response.Header.Get("Content-Encoding") != gzipped {
+		err := sent.readAll(response.Body)
+		r.sent, r.body = sent.body, sent.body
 		return r, err
 	}
-	body := &kept{}
-	err = gunzip(body, r.sent)
-	r.body = body.body
+	err := r.decoded.gunzip(&copied{response.Body, sent}, 0)
+	r.sent, r.body = sent.body, r.decoded.body
+	if err == nil && sent.tooLarge {
+		err = errTooLarge
+	}
 	return r, err
+}
+
+// release lets the memory of the body be used again. Nobody uses the body any more.
+func (r *received) release() {
+	r.decoded.release()
+	r.body = nil
+}
+
+// copied is a body of which into has what is read.
+type copied struct {
+	from io.Reader
+	into *kept
+}
+
+// Read implements io.Reader.
+func (c *copied) Read(p []byte) (int, error) {
+	part, err := c.into.readUpTo(c.from, len(p))
+	if err == nil && c.into.tooLarge {
+		err = errTooLarge
+	}
+	return copy(p, part), err
 }
 
 // pass gives a client the answer as it came.
@@ -139,33 +166,59 @@ type kept struct {
 	body     []byte
 	taken    int64 // of the room
 	tooLarge bool  // the body is not all of it
+	pooled   bool  // the memory of the body is used again: nobody may have it after release
 }
 
-// leastSpace is the least memory that is read into, and skipSpace that for what is not collected, in bytes.
-const leastSpace, skipSpace = 4 << 10, 32 << 10
+const (
+	// leastSpace is the least memory that is read into, and skipSpace that for what is not collected, in bytes.
+	leastSpace, skipSpace = 4 << 10, 32 << 10
+	// minPooled and maxPooled are the memory that is used again, in bytes.
+	minPooled, maxPooled = 256 << 10, 8 << 20
+)
+
+// bodies are of the type *[]byte.
+var bodies sync.Pool
+
+// grow makes place for n more bytes.
+func (k *kept) grow(n int) {
+	if n <= cap(k.body)-len(k.body) {
+		return
+	}
+	if k.pooled && len(k.body) < minPooled {
+		if free, _ := bodies.Get().(*[]byte); free != nil && cap(*free) >= len(k.body)+n {
+			k.body = append((*free)[:0], k.body...)
+			return
+		}
+		n = max(n, minPooled)
+	}
+	k.body = slices.Grow(k.body, n)
+}
 
 // expect prepares memory for a number of bytes. A negative number is not known.
 func (k *kept) expect(size int64) {
-	if size >= 0 && size <= maxAnswer {
-		k.body = slices.Grow(k.body, int(size)+1) // with space in which the end is seen
+	if size > 0 && size <= maxAnswer {
+		k.grow(int(size) + 1) // with space in which the end is seen
 	}
 }
 
 // read reads something, collects it, and returns it until the next call. What is read after it was too
 // much is not collected.
-func (k *kept) read(from io.Reader) ([]byte, error) {
+func (k *kept) read(from io.Reader) ([]byte, error) { return k.readUpTo(from, maxAnswer) }
+
+// readUpTo is read of at most n bytes.
+func (k *kept) readUpTo(from io.Reader, most int) ([]byte, error) {
 	if k.tooLarge {
 		if cap(k.body) != skipSpace {
 			k.body = make([]byte, skipSpace)
 		}
-		n, err := from.Read(k.body[:skipSpace])
+		n, err := from.Read(k.body[:min(most, skipSpace)])
 		return k.body[:n], err
 	}
 	if len(k.body) == cap(k.body) {
-		k.body = slices.Grow(k.body, max(leastSpace, len(k.body)))
+		k.grow(max(leastSpace, len(k.body)))
 	}
 	at := len(k.body)
-	n, err := from.Read(k.body[at:cap(k.body)])
+	n, err := from.Read(k.body[at : at+min(most, cap(k.body)-at)])
 	k.body = k.body[:at+n]
 	if len(k.body) > maxAnswer || !k.take(int64(n)) {
 		k.giveBack()
@@ -216,6 +269,10 @@ func (k *kept) giveBack() {
 // release gives back what was taken. The body is not used any more.
 func (k *kept) release() {
 	k.giveBack()
+	if k.pooled && cap(k.body) >= minPooled && cap(k.body) <= maxPooled {
+		free := k.body[:0]
+		bodies.Put(&free)
+	}
 	k.body = nil
 }
 
@@ -228,7 +285,11 @@ func (k *kept) decode(encoding string) error {
 		return nil
 	}
 	plain := &kept{of: k.of}
-	if err := gunzip(plain, k.body); err != nil {
+	expected := int64(0)
+	if n := len(k.body); n > 4 { // the last four bytes are the length
+		expected = min(int64(binary.LittleEndian.Uint32(k.body[n-4:])), maxExpected*int64(n))
+	}
+	if err := plain.gunzip(bytes.NewReader(k.body), expected); err != nil {
 		plain.release()
 		return err
 	}
@@ -237,31 +298,38 @@ func (k *kept) decode(encoding string) error {
 	return nil
 }
 
-// decompressors are of the type *gzip.Reader: one has 40 KB.
+// decompressors are of the type *decompressor: one has 40 KB.
 var decompressors sync.Pool
+
+// decompressor is a reader of gzip, and what it reads by.
+type decompressor struct {
+	gzip   gzip.Reader
+	buffer *bufio.Reader
+}
 
 // maxExpected bounds the memory that is prepared because a compressed body says how long it is without
 // compression: what it says may be wrong. It is a multiple of the compressed length.
 const maxExpected = 128
 
-// gunzip decompresses a body.
-func gunzip(into *kept, compressed []byte) error {
-	source := bytes.NewReader(compressed)
-	from, _ := decompressors.Get().(*gzip.Reader)
-	if from == nil {
-		from = new(gzip.Reader)
+// gunzip collects what a compressed body has, and uses the memory again after release. expected is its
+// length, or 0.
+func (k *kept) gunzip(body io.Reader, expected int64) error {
+	d, _ := decompressors.Get().(*decompressor)
+	if d == nil {
+		d = &decompressor{buffer: bufio.NewReaderSize(nil, skipSpace)}
 	}
+	d.buffer.Reset(body)
 	defer func() {
-		source.Reset(nil) // the pool does not keep the body
-		decompressors.Put(from)
+		d.buffer.Reset(nil) // the pool does not keep the body
+		decompressors.Put(d)
 	}()
-	if err := from.Reset(source); err != nil {
-		return fmt.Errorf("decompressing an answer: %w", err)
+	k.pooled = true
+	k.expect(expected)
+	err := d.gzip.Reset(d.buffer)
+	if err == nil {
+		err = k.readAll(&d.gzip)
 	}
-	if n := len(compressed); n > 4 { // the last four bytes are the length
-		into.expect(min(int64(binary.LittleEndian.Uint32(compressed[n-4:])), maxExpected*int64(n)))
-	}
-	if err := into.readAll(from); err != nil {
+	if err != nil {
 		return fmt.Errorf("decompressing an answer: %w", err)
 	}
 	return nil

@@ -3,13 +3,22 @@ package proxy
 import (
 	"bytes"
 	"compress/gzip"
+	"fmt"
 	"io"
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/hub/delivery"
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
@@ -180,6 +189,82 @@ func TestCompressedAnswersWaitInTheirRoom(t *testing.T) {
 		n.cloud.set(true, nil)
 		if w := n.askFor(reader, tc.path, gzipped); (w.Code == http.StatusOK) != tc.kept {
 			t.Errorf("with %d bytes taken, offline the answer is %d", tc.taken, w.Code)
+		}
+	}
+}
+
+// TestManyCompressedListsAtOnce: memory that is used again has nothing of another answer, for the clients and in the cache.
+func TestManyCompressedListsAtOnce(t *testing.T) {
+	n := newNode(t, wire.Protobuf)
+	n.Proxy.Cloud = &compressing{scripted: n.cloud}
+	n.Tokens.Accepted(reader.Token, time.Now())
+	listOf := func(who string, version int) map[string]string {
+		pods := map[string]string{}
+		for i := range 20 {
+			pods[fmt.Sprintf("%s-%d", who, i)] = fmt.Sprint(who, version, strings.Repeat("x", 20<<10))
+		}
+		return pods
+	}
+	n.cloud.set(false, func(r *http.Request) (int, string, io.ReadCloser) {
+		version, _ := strconv.Atoi(r.Header.Get("X-Version"))
+		list := &corev1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: fmt.Sprint(1 + version)}}
+		for name, image := range listOf(r.URL.Query().Get("who"), version) {
+			list.Items = append(list.Items, *pod(name, image, 1+version, nil))
+		}
+		return http.StatusOK, n.format.ContentType(), io.NopCloser(bytes.NewReader(n.encode(list)))
+	})
+	ask := func(who string, version int) map[string]string {
+		caller := reader
+		if strings.HasPrefix(who, "node") {
+			caller = identity.OfNode()
+		}
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/api/v1/pods?who="+who, nil)
+		for name, value := range map[string]string{"Accept": n.format.ContentType(), "Accept-Encoding": gzipped, "X-Version": fmt.Sprint(version)} {
+			r.Header.Set(name, value)
+		}
+		w := httptest.NewRecorder()
+		n.answer(w, r, caller)
+		return n.pods(n.plainOf(w))
+	}
+	const versions = 20
+	callers := []string{"node-1", "node-2", "other-1", "other-2"}
+	var all sync.WaitGroup
+	for _, who := range callers {
+		all.Go(func() {
+			for version := range versions {
+				if got := ask(who, version); !maps.Equal(got, listOf(who, version)) {
+					t.Errorf("the list %d of %s is not its own", version, who)
+				}
+			}
+		})
+	}
+	all.Wait()
+	n.Wait()
+	n.cloud.set(true, nil)
+	for _, who := range callers {
+		if got := ask(who, 0); !maps.Equal(got, listOf(who, versions-1)) {
+			t.Errorf("offline the list of %s is not its own", who)
+		}
+	}
+}
+
+// TestLabelsThatHold: those of which the gate looks for the beginning.
+func TestLabelsThatHold(t *testing.T) {
+	for _, label := range []string{gm.RequiredPropagationPolicyLabel, gm.RequiredOverridePolicyLabel} {
+		if delivery.Waiting(map[string]string{label: "x"}) == "" {
+			t.Errorf("%s holds no pod", label)
+		}
+		for _, format := range formats {
+			n := newNode(t, format)
+			labels, err := policyLabels(format, n.encode(pod("a", "one", 1, map[string]string{label: "x", "other": "y"})))
+			if err != nil || labels[label] != "x" {
+				t.Errorf("%s: the labels are %v, error %v", format, labels, err)
+			}
+		}
+	}
+	for _, label := range []string{gm.BindingPropagationPolicyLabel, gm.BindingOverridePolicyLabel} {
+		if delivery.Waiting(map[string]string{label: "x"}) != "" {
+			t.Errorf("%s alone holds a pod", label)
 		}
 	}
 }

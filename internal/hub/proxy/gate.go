@@ -81,11 +81,15 @@ func remember[V any](in *map[string]V, uid string, value V) {
 	if *in == nil {
 		*in = map[string]V{}
 	}
-	if _, is := (*in)[uid]; !is && len(*in) >= maxPods {
+	_, is := (*in)[uid]
+	if !is && len(*in) >= maxPods {
 		for other := range *in {
 			delete(*in, other)
 			break
 		}
+	}
+	if !is {
+		uid = strings.Clone(uid) // it may be a part of a longer text
 	}
 	(*in)[uid] = value
 }
@@ -99,7 +103,7 @@ func (p *Proxy) judge(c *call, format wire.Format, object []byte, m *wire.Meta, 
 	if p.Pods != nil {
 		p.Pods.Seen(format, m.UID, object)
 	}
-	labels, err := format.Labels(object)
+	labels, err := policyLabels(format, object)
 	if err != nil {
 		return "", err
 	}
@@ -125,6 +129,18 @@ func (p *Proxy) judge(c *call, format wire.Format, object []byte, m *wire.Meta, 
 		p.gate.deliver(m.UID)
 	}
 	return verdict, nil
+}
+
+// requiredPrefix begins the labels because of which a pod may be held.
+var requiredPrefix = []byte("groupmanagement.kubeedge.io/required-")
+
+// policyLabels returns the labels of a pod, or none if none of them requires a policy. In protobuf a label is
+// there with its bytes, which are found faster than all labels are read.
+func policyLabels(format wire.Format, object []byte) (map[string]string, error) {
+	if format == wire.Protobuf && !bytes.Contains(object, requiredPrefix) {
+		return nil, nil
+	}
+	return format.Labels(object)
 }
 
 // deliver remembers that the node has a pod.
@@ -199,6 +215,12 @@ func (p *Proxy) listThroughGate(w http.ResponseWriter, c *call, response *http.R
 	}
 	contentType := response.Header.Get("Content-Type")
 	list, changed, err := p.passable(c, contentType, answer.body)
+	keeping := false
+	defer func() {
+		if !keeping {
+			answer.release()
+		}
+	}()
 	var passed []byte
 	if err == nil && changed {
 		passed, err = encodeList(list)
@@ -213,7 +235,10 @@ func (p *Proxy) listThroughGate(w http.ResponseWriter, c *call, response *http.R
 	default:
 		answer.pass(w)
 	}
-	p.keepSized(c, len(answer.body), func(s *state) error { return p.storeList(s, c, contentType, list) })
+	keeping = p.keepSized(c, len(answer.body), func(s *state) error {
+		defer answer.release()
+		return p.storeList(s, c, contentType, list)
+	})
 }
 
 // passable returns a list without what is held, and reports whether anything of it is.

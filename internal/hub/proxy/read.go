@@ -150,23 +150,16 @@ func (p *Proxy) writeDocument(w http.ResponseWriter, c *call, view *cache.View, 
 // storeDocument stores a document, unless it is there as it is.
 func (p *Proxy) storeDocument(s *state, c *call, h *head, body []byte) error {
 	*s = state{}
+	raw := h.encode()
+	if p.Cache.Has(c.key, raw, document, body) {
+		return nil
+	}
 	done, err := p.makeRoom(c)
 	if err != nil {
 		return err
 	}
 	defer done()
-	raw := h.encode()
-	if view, err := p.Cache.View(c.key); err == nil {
-		was, err := view.Get(document)
-		same := err == nil && view.Stale() == nil && bytes.Equal(view.Head(), raw) && bytes.Equal(was, body)
-		if err := view.Close(); err != nil {
-			return err
-		}
-		if same {
-			return nil
-		}
-	}
-	_, err = p.Cache.Replace(c.key, raw, func(yield func(string, []byte) bool) { yield(document, body) })
+	_, err = p.Cache.Update(c.key, raw, func(yield func(string, []byte) bool) { yield(document, body) })
 	return err
 }
 

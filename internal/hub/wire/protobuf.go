@@ -70,6 +70,15 @@ func (f messageField) text(name field, value *string) error {
 	return nil
 }
 
+// in reads a string as text does, and returns it as bytes.
+func (f messageField) in(name field, value *[]byte) error {
+	if !f.isBytes {
+		return fmt.Errorf("%s is no string", name)
+	}
+	*value = f.bytes
+	return nil
+}
+
 // message returns the content of a message that must be there only once.
 func (f messageField) message(seen *seenFields, name field) ([]byte, error) {
 	if !f.isBytes {
@@ -138,21 +147,33 @@ func (protobufCodec) meta(object []byte) (Meta, error) {
 }
 
 func readObjectMeta(object []byte, m *Meta) error {
-	return eachMetaField(object, func(f messageField) error {
+	var texts [4][]byte
+	err := eachMetaField(object, func(f messageField) error {
 		switch f.number {
 		case 1:
-			return f.text(fieldName, &m.Name)
+			return f.in(fieldName, &texts[0])
 		case 3:
-			return f.text(fieldNamespace, &m.Namespace)
+			return f.in(fieldNamespace, &texts[1])
 		case 5:
-			return f.text(fieldUID, &m.UID)
+			return f.in(fieldUID, &texts[2])
 		case 6:
-			return f.text(fieldResourceVersion, &m.ResourceVersion)
+			return f.in(fieldResourceVersion, &texts[3])
 		case 9:
 			m.Deleting = true
 		}
 		return nil
 	})
+	// One string for all of them: a list has many objects.
+	var space [256]byte
+	all := space[:0]
+	for _, text := range texts {
+		all = append(all, text...)
+	}
+	rest := string(all)
+	for i, into := range []*string{&m.Name, &m.Namespace, &m.UID, &m.ResourceVersion} {
+		*into, rest = rest[:len(texts[i])], rest[len(texts[i]):]
+	}
+	return err
 }
 
 // eachMetaField calls f with the fields of an object's metadata.
@@ -220,6 +241,7 @@ func (protobufCodec) decodeList(body []byte) (*List, error) {
 	list := &List{Header: Header{Format: Protobuf, APIVersion: e.apiVersion, Kind: e.kind}}
 	var seen seenFields
 	itemsStart, itemsEnd := -1, -1
+	list.Items = make([]Item, 0, countItems(e.raw))
 	err = eachField(e.raw, func(f messageField) error {
 		switch f.number {
 		case 1:
@@ -256,6 +278,25 @@ func (protobufCodec) decodeList(body []byte) (*List, error) {
 		envelopeBefore: bytes.Clone(e.before), envelopeAfter: bytes.Clone(e.after),
 	}
 	return list, list.complete(false)
+}
+
+// countItems returns the number of items of a list, so far as it can be read.
+func countItems(list []byte) (n int) {
+	for len(list) > 0 {
+		number, wireType, tag := protowire.ConsumeTag(list)
+		if tag < 0 {
+			return n
+		}
+		length := protowire.ConsumeFieldValue(number, wireType, list[tag:])
+		if length < 0 {
+			return n
+		}
+		if number == 2 {
+			n++
+		}
+		list = list[tag+length:]
+	}
+	return n
 }
 
 func readListMeta(metadata []byte, h *Header) error {
