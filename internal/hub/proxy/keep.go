@@ -99,8 +99,7 @@ type state struct {
 // add adds a job for a scope. It waits for a place, and returns false if there is none, or if something of
 // too many scopes waits.
 func (q *queues) add(key string, wait time.Duration, job func(*state)) bool {
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
+	var timer <-chan time.Time // there mostly is a place
 	for {
 		q.mu.Lock()
 		one := q.of[key]
@@ -125,9 +124,12 @@ func (q *queues) add(key string, wait time.Duration, job func(*state)) bool {
 			return true
 		}
 		q.mu.Unlock()
+		if timer == nil {
+			timer = time.After(wait)
+		}
 		select {
 		case <-one.space:
-		case <-timer.C:
+		case <-timer:
 			return false
 		}
 	}
@@ -155,12 +157,16 @@ func (q *queues) run(key string, one *queue) {
 	}
 }
 
+// isBusy reports whether something that has been added for a scope is not stored yet.
+func (q *queues) isBusy(key string) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.of[key] != nil
+}
+
 // settle waits until what has been added for a scope is stored, and not for long.
 func (q *queues) settle(key string) {
-	q.mu.Lock()
-	busy := q.of[key] != nil
-	q.mu.Unlock()
-	if !busy {
+	if !q.isBusy(key) {
 		return
 	}
 	done := make(chan struct{})

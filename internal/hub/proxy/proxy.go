@@ -124,6 +124,9 @@ func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, caller identity.C
 	if (c.what.Kind == request.Get || c.what.Kind == request.List) && acceptsGzip(r.Header) {
 		c.Header.Set("Accept-Encoding", gzipped)
 	}
+	if r.ContentLength == 0 {
+		c.Body = http.NoBody // a body that may have something would be sent as a frame of its own, after the headers
+	}
 	if c.what.Kind != request.Stream {
 		for _, name := range hopHeaders {
 			c.Header.Del(name)

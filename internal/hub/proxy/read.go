@@ -48,6 +48,11 @@ func (h *head) encode() []byte {
 	return raw
 }
 
+// documentHead returns the head of a document.
+func documentHead(response *http.Response) *head {
+	return &head{Code: response.StatusCode, ContentType: response.Header.Get("Content-Type")}
+}
+
 // headOf returns the head of a list.
 func headOf(list *wire.Header, contentType string) (*head, error) {
 	empty := *list
@@ -94,7 +99,7 @@ func (p *Proxy) get(w http.ResponseWriter, c *call) {
 		return
 	}
 	p.passAndKeep(w, c, response, func(st *state, body []byte) error {
-		return p.storeDocument(st, c, &head{Code: response.StatusCode, ContentType: response.Header.Get("Content-Type")}, body)
+		return p.storeDocument(st, c, documentHead(response), body)
 	})
 }
 
@@ -107,6 +112,9 @@ func (p *Proxy) passAndKeep(w http.ResponseWriter, c *call, response *http.Respo
 	case response.StatusCode == http.StatusForbidden:
 		p.drop(c)
 	case slices.Contains(keptCodes, response.StatusCode):
+		if encoding == "" && !answer.tooLarge && p.isKept(c, response, answer.body) {
+			break
+		}
 		queued := p.keep(c, func(st *state) error {
 			defer answer.release()
 			if err := answer.decode(encoding); err != nil {
@@ -119,6 +127,12 @@ func (p *Proxy) passAndKeep(w http.ResponseWriter, c *call, response *http.Respo
 		}
 	}
 	answer.release()
+}
+
+// isKept reports whether a document is kept as it is, so that nothing has to be stored: as with most that
+// are read again.
+func (p *Proxy) isKept(c *call, response *http.Response, body []byte) bool {
+	return c.what.Kind == request.Get && !p.queues.isBusy(c.key) && p.Cache.Has(c.key, documentHead(response).encode(), document, body)
 }
 
 // documentFromCache answers with the last answer to the request.
@@ -190,7 +204,7 @@ func (p *Proxy) list(w http.ResponseWriter, c *call) {
 	}
 	p.passAndKeep(w, c, response, func(st *state, body []byte) error {
 		if response.StatusCode != http.StatusOK { // there is no such kind, or no more
-			return p.storeDocument(st, c, &head{Code: response.StatusCode, ContentType: response.Header.Get("Content-Type")}, body)
+			return p.storeDocument(st, c, documentHead(response), body)
 		}
 		return p.storeCollection(st, c, response.Header.Get("Content-Type"), body)
 	})

@@ -291,9 +291,10 @@ func (u *Uplink) try(r *http.Request, transport *http.Transport) (*http.Response
 	for i := range u.options.Servers {
 		at := (first + i) % len(u.options.Servers)
 		server := u.options.Servers[at]
-		to := r.Clone(r.Context())
-		to.URL.Scheme, to.URL.Host, to.Host = server.Scheme, server.Host, server.Host
-		to.RequestURI = ""
+		to := r.WithContext(r.Context()) // a copy, with the same headers: transports change none
+		target := *r.URL
+		target.Scheme, target.Host = server.Scheme, server.Host
+		to.URL, to.Host, to.RequestURI = &target, server.Host, ""
 		response, err := transport.RoundTrip(to)
 		isError := err == nil && response.StatusCode >= http.StatusInternalServerError
 		switch {
