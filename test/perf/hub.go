@@ -32,6 +32,7 @@ var hubBenchmark = benchmark{
   changes before each LIST, so that the hub stores each answer.
 - ` + "`watch`" + `: from the sending of a change of one of the 1,000 pods until the kubelet's watch has the event, p50.
 - ` + "`throughput`" + `: GETs of the Node a second by 64 clients, each with a connection of its own.
+- ` + "`plain …`" + `: a proxy of Go's standard library that only passes the same requests on, over the same TLS and HTTP/2: what a second connection costs at least.
 - ` + "`offline …`" + `: a second hub, whose API server refuses connections, answers from its cache; the peer is the API server.
 - ` + "`written`" + `: bytes written to disk for each event of a watch ÷ bytes of the event. Ten ConfigMaps of 1 KB change in turns, so that logs are also rewritten.
 - ` + "`syncs`" + `: calls of fsync a second while ten collections change all the time ÷ the ten collections.
@@ -42,6 +43,9 @@ var hubBenchmark = benchmark{
 		{name: "list others", stage: "reads", unit: "ms", ideal: "≤ 1.15", a: "LIST of 1,000 ConfigMaps through the hub", b: "sent to the API server"},
 		{name: "watch", stage: "reads", unit: "ms", ideal: "≤ 1.2", a: "change until its event through the hub", b: "from the API server"},
 		{name: "throughput", stage: "reads", unit: "GET/s", ideal: "≥ 0.8", a: "64 connections to the hub", b: "to the API server"},
+		{name: "plain get", stage: "reads", unit: "ms", ideal: "–", a: "GET of the Node through a plain proxy", b: "sent to the API server"},
+		{name: "plain list", stage: "reads", unit: "ms", ideal: "–", a: "LIST of 1,000 pods of the node through a plain proxy", b: "sent to the API server"},
+		{name: "plain throughput", stage: "reads", unit: "GET/s", ideal: "–", a: "64 connections to a plain proxy", b: "to the API server"},
 		{name: "offline get", stage: "reads", unit: "ms", ideal: "< 1", a: "GET of the Node from the hub without a cloud", b: "from the API server"},
 		{name: "offline list", stage: "reads", unit: "ms", ideal: "< 1", a: "LIST of 1,000 pods from the hub without a cloud", b: "from the API server"},
 		{name: "written", stage: "writes", unit: "bytes", ideal: "≤ 3", a: "written to disk for each event", b: "the event"},
@@ -70,11 +74,12 @@ const (
 type hubBench struct {
 	*bed
 	near, far *atoll.HubProcess
+	plain     devcluster.Endpoint
 	// link is that of the far hub to the API server.
 	link *relay.Relay
 	// clients are those of nodes and of the reader, direct and through each hub.
 	clients map[string]*rawclient.Client
-	// crowd are 64 clients that are near, direct and through the hub.
+	// crowd are 64 clients that are near, direct, through the hub and through the plain proxy.
 	crowd map[string][]*rawclient.Client
 	// changed counts the changes of objects, to make each another one.
 	changed int
@@ -96,7 +101,7 @@ func (h *hubBench) close() error {
 	if h.link != nil {
 		_ = h.link.Close()
 	}
-	for _, c := range slices.Concat(slices.Collect(maps.Values(h.clients)), h.crowd[direct], h.crowd[through]) {
+	for _, c := range slices.Concat(slices.Collect(maps.Values(h.clients)), h.crowd[direct], h.crowd[through], h.crowd[plainName]) {
 		c.Close()
 	}
 	return h.bed.close()
@@ -212,6 +217,7 @@ const (
 	direct, through = "direct", "hub"
 	nearDirect      = nearNode + " " + direct
 	nearThrough     = nearNode + " " + through
+	nearPlain       = nearNode + " " + plainName
 	farThrough      = farNode + " " + through
 	readerDirect    = hubReader + " " + direct
 	readerThrough   = hubReader + " " + through
@@ -228,6 +234,9 @@ func (h *hubBench) addClients(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := h.startPlain(ctx, near); err != nil {
+		return err
+	}
 	far, err := h.cluster.Kubeconfig(ctx, "system:node:"+farNode, "system:nodes")
 	if err != nil {
 		return err
@@ -236,7 +245,7 @@ func (h *hubBench) addClients(ctx context.Context) error {
 		kubeconfig string
 		by         *devcluster.Endpoint
 	}{
-		nearDirect: {near, nil}, nearThrough: {near, &h.near.Endpoint}, farThrough: {far, &h.far.Endpoint},
+		nearDirect: {near, nil}, nearThrough: {near, &h.near.Endpoint}, nearPlain: {near, &h.plain}, farThrough: {far, &h.far.Endpoint},
 		readerDirect: {reader, nil}, readerThrough: {reader, &h.near.Endpoint}, readerFar: {reader, &h.far.Endpoint},
 	} {
 		if h.clients[name], err = rawclient.New(of.kubeconfig, of.by, rawclient.Protobuf); err != nil {
@@ -244,7 +253,7 @@ func (h *hubBench) addClients(ctx context.Context) error {
 		}
 	}
 	for range crowdSize {
-		for way, by := range map[string]*devcluster.Endpoint{direct: nil, through: &h.near.Endpoint} {
+		for way, by := range map[string]*devcluster.Endpoint{direct: nil, through: &h.near.Endpoint, plainName: &h.plain} {
 			c, err := rawclient.New(near, by, rawclient.Protobuf)
 			if err != nil {
 				return err

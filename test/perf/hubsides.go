@@ -57,6 +57,12 @@ func (h *hubBench) sides(_ context.Context, name string) (a, b side, err error) 
 		return side{name: "get", measure: reads(nearThrough, node, gets, nil)}, directGet, nil
 	case "list":
 		return side{name: "list", measure: reads(nearThrough, pods, lists, h.changePod)}, directList, nil
+	case "plain get":
+		return side{name: name, measure: reads(nearPlain, node, gets, nil)}, directGet, nil
+	case "plain list":
+		return side{name: name, measure: reads(nearPlain, pods, lists, h.changePod)}, directList, nil
+	case "plain throughput":
+		return side{name: name, measure: h.asked(plainName)}, side{name: "throughput direct", measure: h.asked(direct)}, nil
 	case "list others":
 		return side{name: name, measure: reads(readerThrough, shard, lists, changeShard)}, side{name: name + " direct", measure: reads(readerDirect, shard, lists, changeShard)}, nil
 	case "watch":

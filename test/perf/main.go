@@ -43,6 +43,7 @@ type options struct {
 	// benchmark.
 	informers string
 	webhook   string // -webhook
+	proxy     string // -proxy
 }
 
 // benchmark measures one or more ratios on one cluster.
@@ -119,6 +120,9 @@ func launch(args []string) error {
 	if o.informers != "" {
 		return serveInformers(ctx, o)
 	}
+	if o.proxy != "" {
+		return servePlain(ctx, o)
+	}
 	if o.webhook != "" {
 		return serveWebhook(ctx, o)
 	}
@@ -141,6 +145,7 @@ func parse(args []string) (options, error) {
 	fs.BoolVar(&o.keep, "keep", false, "keep the cluster's directory, for its logs")
 	fs.StringVar(&o.profile, "profile-address", "", "host:port where atoll-manager serves net/http/pprof meanwhile")
 	fs.StringVar(&o.informers, "informers", "", "be the peer of memory instead, with this kubeconfig; the benchmark starts it so")
+	fs.StringVar(&o.proxy, "proxy", "", "be the plain proxy of hub instead, with the files of this directory; the benchmark starts it so")
 	fs.StringVar(&o.webhook, "webhook", "", "be the peer of admission instead, with the files of this directory; the benchmark starts it so")
 	if err := fs.Parse(args); err != nil {
 		return o, err
