@@ -41,21 +41,21 @@ func TestWhatWaitsForASlowDiskIsCounted(t *testing.T) {
 
 	n := newNode(t, wire.JSON)
 	n.answers(1, pod("a", "1", 1, nil))
-	for name, answer := range map[string]func(){
-		"the node's pods": func() { n.ask(t.Context(), podsOfNode) },
-		"an event":        func() { n.watched(podsOfNode+"&watch=1&resourceVersion=1", event{watch.Added, pod("b", "1", 2, nil)}) },
-	} {
+	waits := func(what string, answer func()) {
+		t.Helper()
 		goOn := hang(n, "node\n"+requestOf(podsOfNode, wire.JSON))
 		answer()
 		if n.own.taken.Load() == 0 {
-			t.Errorf("%s: it is not counted", name)
+			t.Errorf("%s is not counted", what)
 		}
 		goOn()
 		n.Wait()
 		if taken := n.own.taken.Load(); taken != 0 {
-			t.Errorf("%s: %d bytes are not given back", name, taken)
+			t.Errorf("%d bytes of %s are not given back", taken, what)
 		}
 	}
+	waits("a list of the node", func() { n.ask(t.Context(), podsOfNode) })
+	waits("an event", func() { n.watched(podsOfNode+"&watch=1&resourceVersion=1", event{watch.Added, pod("b", "1", 2, nil)}) })
 	// Without any room left the clients are answered, and the state before is kept.
 	n.own.take(maxAnswer)
 	n.answers(3, pod("c", "1", 3, nil))
