@@ -94,7 +94,7 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, fail fun
 	var cloud *uplink.Uplink
 	node := newNodeCertificate(c, func(r *http.Request, asNode bool) (*http.Response, error) { return cloud.RoundTrip(r, asNode) }, log)
 	cloud = uplink.New(uplink.Options{
-		Servers: servers, Roots: followed.cloudRoots, NodeCertificate: node.get, Return: c.Cloud.ReturnWithin.Duration, Log: log.WithName("uplink"),
+		Servers: servers, Roots: followed.cloudRoots, NodeCertificate: node.get, NodeName: c.NodeName, Return: c.Cloud.ReturnWithin.Duration, Log: log.WithName("uplink"),
 	})
 	store, done, err := openCache(filepath.Join(c.Directory, "cache"), c.Cache, cache.Options{Panics: caught, Log: log.WithName("cache"), Fail: fail})
 	if err != nil {

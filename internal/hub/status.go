@@ -45,6 +45,14 @@ type Cloud struct {
 	LastAnswer time.Time    `json:"lastAnswer"`
 	// Reason is that of the last failure; "" if there was none.
 	Reason string `json:"reason,omitempty"`
+	// Unready is since when no API server says that it is ready, and why; nil if one is.
+	Unready *Unready `json:"unready,omitempty"`
+}
+
+// Unready is that no API server is ready, which alone does not make the cloud unreachable.
+type Unready struct {
+	Since  time.Time `json:"since"`
+	Reason string    `json:"reason"`
 }
 
 // Certificate is what is known of the certificate of the node.
@@ -98,6 +106,9 @@ func (h *parts) status() *Status {
 	if reason != nil {
 		s.Cloud.Reason = reason.Error()
 	}
+	if unready := h.cloud.Unready(); unready.Reason != nil {
+		s.Cloud.Unready = &Unready{unready.Since, unready.Reason.Error()}
+	}
 	expires, problem := h.certificate.state()
 	s.Certificate.Expires = expires
 	if problem != nil {
@@ -137,6 +148,9 @@ func (s *Status) Write(w io.Writer, now time.Time) error {
 	fmt.Fprintf(w, "node %s\ncloud %s for %s, last answer %s ago\n", s.Node, s.Cloud.State, ago(s.Cloud.Since), ago(s.Cloud.LastAnswer))
 	if s.Cloud.State != uplink.Online && s.Cloud.Reason != "" {
 		fmt.Fprintf(w, "because %s\n", s.Cloud.Reason)
+	}
+	if unready := s.Cloud.Unready; unready != nil {
+		fmt.Fprintf(w, "no API server is ready for %s: %s\n", ago(unready.Since), unready.Reason)
 	}
 	if !s.Certificate.Expires.IsZero() {
 		fmt.Fprintf(w, "certificate of the node until %s\n", s.Certificate.Expires.UTC().Format(time.RFC3339))

@@ -64,7 +64,7 @@ func TestWatchesOfAPoolComeBackOneByOne(t *testing.T) {
 			u := New(Options{Servers: []*url.URL{{}}, Return: within, Log: logr.Discard()})
 			all = append(all, u)
 			for range 6 {
-				u.observe(0, errors.New("no answer"))
+				u.observe(0, 0, errors.New("no answer"))
 				time.Sleep(time.Second) // no time passes: see testing/synctest
 			}
 			if e, _ := u.Evidence(); e.State != Offline {
@@ -88,7 +88,7 @@ func TestWatchesOfAPoolComeBackOneByOne(t *testing.T) {
 		began = time.Now()
 		for range 2 {
 			for _, u := range all {
-				u.observe(0, nil)
+				u.observe(0, 0, nil)
 			}
 		}
 		back.Wait()

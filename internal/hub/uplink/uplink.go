@@ -43,6 +43,8 @@ type Options struct {
 	Roots func() *x509.CertPool
 	// NodeCertificate returns the certificate of the node. It is asked for each request of the node.
 	NodeCertificate func() (*tls.Certificate, error)
+	// NodeName is the name of the node, whose Lease is read to find out whether requests are answered.
+	NodeName string
 	// Return is the longest time by which requests that wait for the cloud are spread when it is
 	// reachable again.
 	Return time.Duration
@@ -61,6 +63,7 @@ type Uplink struct {
 	reason   error         // of the last failure
 	changed  chan struct{} // closed when the state changes
 	current  int           // the server that is asked first
+	unready  Unready
 	// others are the transports for requests of callers with a token, and node those for requests of the
 	// node. Upgrades have their own, because HTTP/2 has none.
 	others, node transports
@@ -182,25 +185,6 @@ func (u *Uplink) Run(ctx context.Context) {
 	}
 }
 
-// ask asks whether an API server is ready. It sends no certificate: everybody may ask, and the answer
-// that somebody may not is one, too.
-func (u *Uplink) ask(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, u.answerWithin)
-	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, readyPath, nil)
-	if err != nil {
-		return
-	}
-	with, err := u.transports(false)
-	if err != nil {
-		return
-	}
-	if response, err := u.try(request, with.requests); err == nil {
-		_, _ = io.CopyN(io.Discard, response.Body, maxDrain)
-		_ = response.Body.Close()
-	}
-}
-
 // askNext lets Run ask the cloud at once.
 func (u *Uplink) askNext() {
 	select {
@@ -267,9 +251,6 @@ func (b *body) Write(p []byte) (int, error) {
 	return w.Write(p)
 }
 
-// readyPath is where an API server tells whether it is ready.
-const readyPath = "/readyz"
-
 // isRead reports whether a request changes nothing, so that it may be sent to two servers.
 func isRead(r *http.Request) bool {
 	return (r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodOptions) && r.Header.Get("Upgrade") == ""
@@ -281,40 +262,51 @@ func isRefused(err error) bool {
 	return is && dial.Op == "dial"
 }
 
+// inTurn returns all servers, from the one that is asked first.
+func (u *Uplink) inTurn() []int {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	var all []int
+	for i := range u.options.Servers {
+		all = append(all, (u.current+i)%len(u.options.Servers))
+	}
+	return all
+}
+
+// sendTo sends a request to one server.
+func (u *Uplink) sendTo(at int, r *http.Request, transport *http.Transport) (*http.Response, error) {
+	server := u.options.Servers[at]
+	to := r.WithContext(r.Context()) // a copy, with the same headers: transports change none
+	target := *r.URL
+	target.Scheme, target.Host = server.Scheme, server.Host
+	to.URL, to.Host, to.RequestURI = &target, server.Host, ""
+	response, err := transport.RoundTrip(to)
+	if err != nil {
+		return nil, fmt.Errorf("asking %s: %w", server.Host, err)
+	}
+	return response, nil
+}
+
 // try sends a request to the servers in turn until one answers. A request that may change something
 // goes on to the next one only if it was not sent: it may have been carried out.
 func (u *Uplink) try(r *http.Request, transport *http.Transport) (*http.Response, error) {
-	u.mu.Lock()
-	first := u.current
-	u.mu.Unlock()
+	servers := u.inTurn()
 	var errs []error
-	for i := range u.options.Servers {
-		at := (first + i) % len(u.options.Servers)
-		server := u.options.Servers[at]
-		to := r.WithContext(r.Context()) // a copy, with the same headers: transports change none
-		target := *r.URL
-		target.Scheme, target.Host = server.Scheme, server.Host
-		to.URL, to.Host, to.RequestURI = &target, server.Host, ""
-		response, err := transport.RoundTrip(to)
-		isError := err == nil && response.StatusCode >= http.StatusInternalServerError
+	for _, at := range servers {
+		response, err := u.sendTo(at, r, transport)
 		switch {
-		case err == nil && !isError:
-			u.observe(at, nil)
+		case err == nil && response.StatusCode < http.StatusInternalServerError:
+			u.observe(servers[0], at, nil)
 			return response, nil
-		case isError && r.URL.Path != readyPath:
-			// One thing may be out of order, for example an aggregated API. Whether the server is, /readyz
-			// tells.
+		case err == nil:
+			// One thing may be out of order, for example an aggregated API. Whether the server is, ask finds out.
 			u.askNext()
 			return response, nil
-		case isError:
-			errs = append(errs, fmt.Errorf("%s answers %s", server.Host, response.Status))
-			_ = response.Body.Close()
-			continue
 		}
 		if r.Context().Err() != nil && !errors.Is(r.Context().Err(), context.DeadlineExceeded) {
 			return nil, context.Cause(r.Context()) // the client has gone, or the cloud
 		}
-		errs = append(errs, fmt.Errorf("asking %s: %w", server.Host, err))
+		errs = append(errs, err)
 		if !isRead(r) && !isRefused(err) {
 			break
 		}
@@ -323,17 +315,24 @@ func (u *Uplink) try(r *http.Request, transport *http.Transport) (*http.Response
 		}
 	}
 	err := errors.Join(errs...)
-	u.observe((first+1)%len(u.options.Servers), err)
+	u.observe(servers[0], u.after(servers[0]), err)
 	return nil, err
 }
 
-// observe adds the outcome of a request; server is the one to ask first from now on.
-func (u *Uplink) observe(server int, err error) {
+// after returns the server that follows another one.
+func (u *Uplink) after(server int) int { return (server + 1) % len(u.options.Servers) }
+
+// observe adds the outcome of a request that asked the server first first. The next one asks the server
+// then first, unless another request has changed that meanwhile: a late answer of a server that is not
+// ready must not lead back to it.
+func (u *Uplink) observe(first, then int, err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	before := u.evidence.State
 	u.evidence = next(u.evidence, err == nil, time.Now(), u.silence)
-	u.current = server
+	if u.current == first {
+		u.current = then
+	}
 	if err != nil {
 		u.reason = err
 		u.askNext()

@@ -30,6 +30,9 @@ type cloud struct {
 	names    sync.Map     // of client certificates
 	writes   atomic.Int32 // other than reads
 	asked    atomic.Int32
+	ready    atomic.Int32  // how often it was asked whether it is ready
+	unready  atomic.Bool   // it answers that with 500
+	refusal  atomic.Int32  // the code of all other answers, if it is unready; 0 is 200
 	released chan struct{} // all that hang
 }
 
@@ -51,7 +54,14 @@ func newCloud(t *testing.T) *cloud {
 			}
 			return
 		}
-		if r.URL.Path == "/error" || c.broken.Load() {
+		if r.URL.Path == readyPath {
+			c.ready.Add(1)
+		}
+		if code := int(c.refusal.Load()); c.unready.Load() && r.URL.Path != readyPath && code != 0 {
+			w.WriteHeader(code)
+			return
+		}
+		if r.URL.Path == readyPath && c.unready.Load() || r.URL.Path == "/error" || c.broken.Load() {
 			w.WriteHeader(http.StatusInternalServerError)
 		}
 		_, _ = io.WriteString(w, r.Proto)
@@ -76,8 +86,19 @@ func newUplink(t *testing.T, clouds ...*cloud) *Uplink {
 
 func newUplinkAs(t *testing.T, certificate func() (*tls.Certificate, error), clouds ...*cloud) *Uplink {
 	t.Helper()
+	u := newStill(t, certificate, clouds...)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { defer close(ended); u.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-ended })
+	return u
+}
+
+// newStill returns an Uplink that asks nothing by itself.
+func newStill(t *testing.T, certificate func() (*tls.Certificate, error), clouds ...*cloud) *Uplink {
+	t.Helper()
 	roots := x509.NewCertPool()
-	o := Options{Roots: func() *x509.CertPool { return roots }, Log: logr.Discard(), NodeCertificate: certificate}
+	o := Options{Roots: func() *x509.CertPool { return roots }, Log: logr.Discard(), NodeCertificate: certificate, NodeName: "a"}
 	for _, c := range clouds {
 		server, err := url.Parse(c.URL)
 		if err != nil {
@@ -88,10 +109,6 @@ func newUplinkAs(t *testing.T, certificate func() (*tls.Certificate, error), clo
 	}
 	u := New(o)
 	u.answerWithin, u.askSoon, u.silence = 200*time.Millisecond, 50*time.Millisecond, 300*time.Millisecond
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan struct{})
-	go func() { defer close(ended); u.Run(ctx) }()
-	t.Cleanup(func() { cancel(); <-ended })
 	return u
 }
 

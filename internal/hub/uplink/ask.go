@@ -1,0 +1,147 @@
+package uplink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+)
+
+const (
+	// readyPath is where an API server tells whether it is ready.
+	readyPath = "/readyz"
+	// leasesPath is that of the Leases of nodes.
+	leasesPath = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/"
+)
+
+// Unready is that the API servers that answer say that they are not ready. The zero value is that one is
+// ready, or that none has answered yet.
+type Unready struct {
+	// Since is when the first of them said so, with none that was ready since.
+	Since time.Time
+	// Reason is what they last said.
+	Reason error
+}
+
+// Unready returns whether no API server is ready.
+func (u *Uplink) Unready() Unready {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.unready
+}
+
+// setUnready sets what the API servers say of themselves; nil is that one is ready.
+func (u *Uplink) setUnready(reason error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	was := !u.unready.Since.IsZero()
+	u.unready.Reason = reason
+	switch {
+	case reason != nil && !was:
+		u.unready.Since = time.Now()
+		u.options.Log.Info("No API server is ready", "reason", reason.Error())
+	case reason == nil && was:
+		u.options.Log.Info("An API server is ready again", "after", time.Since(u.unready.Since).Round(time.Second).String())
+		u.unready.Since = time.Time{}
+	}
+}
+
+// ask asks the servers in turn until one is ready. If those that answer are not, it looks whether they
+// answer the node all the same: one check of /readyz may fail for days, or a server be about to end, while
+// all requests are served.
+func (u *Uplink) ask(ctx context.Context) {
+	servers := u.inTurn()
+	unready, err := u.askReady(ctx, servers)
+	if len(unready) > 0 {
+		u.setUnready(err)
+		err = u.askLease(ctx, servers[0], unready)
+	}
+	if err != nil && !errors.Is(err, errUndecided) && ctx.Err() == nil {
+		u.observe(servers[0], u.after(servers[0]), err)
+	}
+}
+
+// errUndecided is the error of questions whose answer is no evidence.
+var errUndecided = errors.New("the API servers refuse the question")
+
+// askReady returns the servers that answer that they are not ready, and why none is.
+// It sends no certificate: everybody may ask, and the answer that somebody may not is one, too.
+func (u *Uplink) askReady(ctx context.Context, servers []int) (unready []int, err error) {
+	with, err := u.transports(false)
+	if err != nil {
+		return nil, errUndecided
+	}
+	ctx, cancel := context.WithTimeout(ctx, u.answerWithin)
+	defer cancel()
+	var errs []error
+	for _, at := range servers {
+		code, err := u.question(ctx, at, readyPath, with.requests)
+		switch {
+		case err == nil && code < http.StatusInternalServerError:
+			u.setUnready(nil)
+			u.observe(servers[0], at, nil)
+			return nil, nil
+		case err == nil:
+			unready = append(unready, at)
+			err = fmt.Errorf("%s is not ready: it answers %d", u.options.Servers[at].Host, code)
+		}
+		errs = append(errs, err)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return unready, errors.Join(errs...)
+}
+
+// askLease asks servers that are not ready for the Lease of the node, as the node, and returns why none
+// of them gives it. A server that starts may refuse what it will allow, because it has not read the rules
+// yet, or take no requests: that is no evidence in either way, so an outage does not end with refusals,
+// and none begins.
+func (u *Uplink) askLease(ctx context.Context, first int, servers []int) error {
+	with, err := u.transports(true)
+	asNode := err == nil
+	if !asNode {
+		if with, err = u.transports(false); err != nil {
+			return errUndecided
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, u.answerWithin)
+	defer cancel()
+	var errs []error
+	undecided := false
+	for _, at := range servers {
+		code, err := u.question(ctx, at, leasesPath+u.options.NodeName, with.requests)
+		switch {
+		case err != nil:
+			errs = append(errs, err)
+		case code >= http.StatusInternalServerError:
+			errs = append(errs, fmt.Errorf("%s is not ready, and answers %d to a request for the Lease of the node", u.options.Servers[at].Host, code))
+		case code == http.StatusTooManyRequests, asNode && code == http.StatusForbidden:
+			undecided = true
+		default:
+			u.observe(first, at, nil)
+			return nil
+		}
+	}
+	if undecided {
+		return errUndecided
+	}
+	return errors.Join(errs...)
+}
+
+// question asks a server, and returns the code of the answer.
+func (u *Uplink) question(ctx context.Context, at int, path string, transport *http.Transport) (code int, err error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, path, nil)
+	if err != nil {
+		return 0, err
+	}
+	response, err := u.sendTo(at, request, transport)
+	if err != nil {
+		return 0, err
+	}
+	_, _ = io.CopyN(io.Discard, response.Body, maxDrain)
+	_ = response.Body.Close()
+	return response.StatusCode, nil
+}
