@@ -29,9 +29,18 @@ func registerMetrics(registry prometheus.Registerer, cloud *uplink.Uplink, cert 
 		}
 		return 0
 	})
+	refused := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Namespace: "atoll", Subsystem: "hub", Name: "node_certificate_refused",
+		Help: "1 if the cloud refuses the certificate of the node (401), 0 if it does not.",
+	}, func() float64 {
+		if cloud.RefusedSince().IsZero() {
+			return 0
+		}
+		return 1
+	})
 	panicked := prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Namespace: "atoll", Subsystem: "hub", Name: "panics_total",
 		Help: "Panics that were caught. The piece of work in which one happens is lost, and the log has its stack. None is expected.",
 	}, func() float64 { return float64(caught.Caught()) })
-	return errors.Join(registry.Register(online), registry.Register(expires), registry.Register(panicked))
+	return errors.Join(registry.Register(online), registry.Register(expires), registry.Register(refused), registry.Register(panicked))
 }

@@ -61,6 +61,8 @@ type Certificate struct {
 	Expires time.Time `json:"expires,omitzero"`
 	// Problem is why there is none, or none that is newer; "" if all is well.
 	Problem string `json:"problem,omitempty"`
+	// RefusedSince is since when the cloud refuses it, zero if it does not.
+	RefusedSince time.Time `json:"refusedSince,omitzero"`
 }
 
 // Writes are what the hub keeps until it can be sent to the cloud.
@@ -110,7 +112,7 @@ func (h *parts) status() *Status {
 		s.Cloud.Unready = &Unready{unready.Since, unready.Reason.Error()}
 	}
 	expires, problem := h.certificate.state()
-	s.Certificate.Expires = expires
+	s.Certificate.Expires, s.Certificate.RefusedSince = expires, h.cloud.RefusedSince()
 	if problem != nil {
 		s.Certificate.Problem = problem.Error()
 	}
@@ -154,6 +156,9 @@ func (s *Status) Write(w io.Writer, now time.Time) error {
 	}
 	if !s.Certificate.Expires.IsZero() {
 		fmt.Fprintf(w, "certificate of the node until %s\n", s.Certificate.Expires.UTC().Format(time.RFC3339))
+	}
+	if since := s.Certificate.RefusedSince; !since.IsZero() {
+		fmt.Fprintf(w, "the cloud refuses the node's certificate since %s (401 Unauthorized)\n", since.UTC().Format(time.RFC3339))
 	}
 	if s.Certificate.Problem != "" {
 		fmt.Fprintf(w, "no new certificate of the node: %s\n", s.Certificate.Problem)

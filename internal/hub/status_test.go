@@ -2,12 +2,16 @@ package hub
 
 import (
 	"context"
+	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,6 +21,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/endpoints"
 	"github.com/atoll-k8s/atoll/internal/hub/proxy"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
 // TestTheStatusTellsOfTheCertificate: until when it is valid, and what prevents a new one, for people
@@ -65,5 +70,97 @@ func TestTheStatusTellsOfTheCertificate(t *testing.T) {
 				t.Errorf("the metrics have no %q", want)
 			}
 		})
+	}
+}
+
+// TestTheStatusTellsOfRefusals: that no API server is ready, and that the cloud refuses the certificate of
+// the node although the hub has a valid one. The metrics have the code.
+func TestTheStatusTellsOfRefusals(t *testing.T) {
+	var refuses atomic.Bool
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case refuses.Load() && r.URL.Path == "/readyz":
+			w.WriteHeader(http.StatusInternalServerError)
+		case refuses.Load():
+			w.WriteHeader(http.StatusUnauthorized)
+		}
+	}))
+	defer server.Close()
+	at, err := url.Parse(server.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(server.Certificate())
+	store, err := cache.Open(filepath.Join(t.TempDir(), "cache"), cache.Options{Log: logr.Discard()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	none := &tls.Certificate{}
+	cloud := uplink.New(uplink.Options{
+		Servers: []*url.URL{at}, Roots: func() *x509.CertPool { return roots }, Log: logr.Discard(),
+		NodeCertificate: func() (*tls.Certificate, error) { return none, nil },
+	})
+	cert := &nodeCertificate{run: func(context.Context) {}, state: func() (time.Time, error) { return time.Unix(2e9, 0), nil }}
+	handler, err := (&parts{"edge", cloud, cert, &proxy.Proxy{Cloud: cloud, Cache: store, Log: logr.Discard()}, endpoints.New(endpoints.Options{NodeName: "edge", Log: logr.Discard()}), nil}).observe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	observer := httptest.NewServer(handler)
+	defer observer.Close()
+	get := func(path string) string {
+		t.Helper()
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
+		return w.Body.String()
+	}
+	// askOnce lets the hub ask the cloud, once.
+	askOnce := func(done func(*Status) bool) *Status {
+		t.Helper()
+		ctx, cancel := context.WithCancel(t.Context())
+		var asking sync.WaitGroup
+		asking.Go(func() { cloud.Run(ctx) })
+		defer asking.Wait()
+		defer cancel()
+		var s *Status
+		build.Eventually(t, "the cloud was asked", func() bool {
+			if s, err = ReadStatus(t.Context(), strings.TrimPrefix(observer.URL, "http://")); err != nil {
+				t.Fatal(err)
+			}
+			return done(s)
+		})
+		return s
+	}
+	written := func(s *Status) string {
+		var text strings.Builder
+		if err := s.Write(&text, time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		return text.String()
+	}
+	s := askOnce(func(s *Status) bool { return s.Cloud.State == uplink.Online })
+	if text := written(s); strings.Contains(text, "refuses") || strings.Contains(text, "ready") {
+		t.Errorf("if all is well it says\n%s", text)
+	}
+	if text := get("/metrics"); !strings.Contains(text, "atoll_hub_node_certificate_refused 0\n") {
+		t.Errorf("the metrics tell of a refusal:\n%s", text)
+	}
+	refuses.Store(true)
+	s = askOnce(func(s *Status) bool { return s.Cloud.Unready != nil && !s.Certificate.RefusedSince.IsZero() })
+	text := written(s)
+	for _, want := range []string{
+		"cloud Online for", "no API server is ready for ", at.Host + " is not ready: it answers 500",
+		"the cloud refuses the node's certificate since " + s.Certificate.RefusedSince.UTC().Format(time.RFC3339),
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("it does not say %q:\n%s", want, text)
+		}
+	}
+	if text := get("/status"); !strings.Contains(text, `"refusedSince":"`) {
+		t.Errorf("/status is %s", text)
+	}
+	if text := get("/metrics"); !strings.Contains(text, "atoll_hub_node_certificate_refused 1\n") {
+		t.Errorf("the metrics tell of no refusal:\n%s", text)
 	}
 }

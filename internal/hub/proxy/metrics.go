@@ -1,6 +1,9 @@
 package proxy
 
 import (
+	"net/http"
+	"strconv"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/atoll-k8s/atoll/internal/hub/journal"
@@ -18,6 +21,7 @@ const (
 // metrics are those of a Proxy. nil counts nothing.
 type metrics struct {
 	requests *prometheus.CounterVec
+	answers  *prometheus.CounterVec
 	held     *prometheus.CounterVec
 }
 
@@ -29,6 +33,10 @@ func (p *Proxy) Register(registry prometheus.Registerer) error {
 			Namespace: "atoll", Subsystem: "hub", Name: "requests_total",
 			Help: "Requests of clients of the node, by what they ask for (get, list, watch, write, stream) and whose the answer is: that of the cloud, of the cache, of the journal (a write that is kept), or the hub's own.",
 		}, []string{"kind", "from"}),
+		answers: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Namespace: "atoll", Subsystem: "hub", Name: "node_answers_total",
+			Help: "Answers of the cloud to requests of the node itself, by their code: for example 401 if the cloud refuses its certificate. Codes that HTTP does not define are counted as other.",
+		}, []string{"code"}),
 		held: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: "atoll", Subsystem: "hub", Name: "gate_versions_total",
 			Help: "Versions of pods that required policies kept from the node, by verdict: Hold (the node does not get the pod) or Freeze (it keeps the version that it has).",
@@ -66,7 +74,7 @@ func (p *Proxy) Register(registry prometheus.Registerer) error {
 		_, syncs := p.Cache.Written()
 		return float64(syncs)
 	})
-	for _, c := range append(p.journalMetrics(), m.requests, m.held, scopes, size, waiting, written, syncs) {
+	for _, c := range append(p.journalMetrics(), m.requests, m.answers, m.held, scopes, size, waiting, written, syncs) {
 		if err := registry.Register(c); err != nil {
 			return err
 		}
@@ -123,6 +131,18 @@ func (m *metrics) request(kind request.Kind, from string) {
 	if m != nil {
 		m.requests.WithLabelValues(string(kind), from).Inc()
 	}
+}
+
+// answer counts an answer of the cloud to the node.
+func (m *metrics) answer(code int) {
+	if m == nil {
+		return
+	}
+	label := "other"
+	if http.StatusText(code) != "" {
+		label = strconv.Itoa(code)
+	}
+	m.answers.WithLabelValues(label).Inc()
 }
 
 func (m *metrics) verdict(v string) {

@@ -208,6 +208,9 @@ func (p *Proxy) send(c *call, r *http.Request) (*http.Response, error) {
 	response, err := p.Cloud.RoundTrip(r, c.caller.IsNode)
 	if err == nil {
 		p.metrics.request(c.what.Kind, fromCloud)
+		if c.caller.IsNode {
+			p.metrics.answer(response.StatusCode)
+		}
 	}
 	if err != nil || c.caller.IsNode {
 		return response, err

@@ -113,6 +113,9 @@ func (u *Uplink) askLease(ctx context.Context, first int, servers []int) error {
 	undecided := false
 	for _, at := range servers {
 		code, err := u.question(ctx, at, leasesPath+u.options.NodeName, with.requests)
+		if err == nil && asNode {
+			u.judge(with.certificate, code)
+		}
 		switch {
 		case err != nil:
 			errs = append(errs, err)

@@ -64,6 +64,7 @@ type Uplink struct {
 	changed  chan struct{} // closed when the state changes
 	current  int           // the server that is asked first
 	unready  Unready
+	refused  time.Time // since when the cloud refuses the certificate of the node; zero if it does not
 	// others are the transports for requests of callers with a token, and node those for requests of the
 	// node. Upgrades have their own, because HTTP/2 has none.
 	others, node transports
@@ -224,6 +225,9 @@ func (u *Uplink) RoundTrip(r *http.Request, asNode bool) (*http.Response, error)
 	if err != nil {
 		cancel(nil)
 		return nil, err
+	}
+	if asNode {
+		u.judge(with.certificate, response.StatusCode)
 	}
 	response.Body = &body{response.Body, cancel}
 	return response, nil

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -56,6 +57,11 @@ func newCloud(t *testing.T) *cloud {
 		}
 		if r.URL.Path == readyPath {
 			c.ready.Add(1)
+		}
+		if code := 0; strings.HasPrefix(r.URL.Path, "/code/") {
+			_, _ = fmt.Sscanf(r.URL.Path, "/code/%d", &code)
+			w.WriteHeader(code)
+			return
 		}
 		if code := int(c.refusal.Load()); c.unready.Load() && r.URL.Path != readyPath && code != 0 {
 			w.WriteHeader(code)
