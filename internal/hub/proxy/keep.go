@@ -213,8 +213,11 @@ func (p *Proxy) keep(c *call, store func(*state) error) bool {
 	return queued
 }
 
-// drop removes what is kept of a scope: the cloud refuses it now.
+// drop removes what is kept of a scope: the cloud refuses it now, and if it is one of the node, for some time.
 func (p *Proxy) drop(c *call) {
+	if c.caller.IsNode && !p.refusals.isLasting(c.key) {
+		return
+	}
 	p.keep(c, func(s *state) error {
 		*s = state{}
 		return p.Cache.Remove(c.key)

@@ -78,6 +78,8 @@ type Proxy struct {
 	gate   gate
 	recent recent
 	replay replay
+	// refusals are those of what the node reads.
+	refusals refusals
 	// metrics is nil if nobody registered them.
 	metrics *metrics
 	// slowAfter is writeWithin and questionWithin, except in tests.
@@ -210,6 +212,9 @@ func (p *Proxy) send(c *call, r *http.Request) (*http.Response, error) {
 		p.metrics.request(c.what.Kind, fromCloud)
 		if c.caller.IsNode {
 			p.metrics.answer(response.StatusCode)
+			if response.StatusCode/100 == 2 {
+				p.refusals.end(c.key)
+			}
 		}
 	}
 	if err != nil || c.caller.IsNode {

@@ -87,6 +87,7 @@ func (p *Proxy) repeat(w http.ResponseWriter, c *call) {
 	}
 	switch response.StatusCode {
 	case http.StatusOK, http.StatusCreated:
+		p.refusals.end(c.key)
 		queued = p.keep(c, func(s *state) error {
 			defer answer.release()
 			if answer.tooLarge {
