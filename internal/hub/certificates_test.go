@@ -1,7 +1,6 @@
 package hub
 
 import (
-	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"os"
@@ -18,56 +17,6 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/config"
 	"github.com/atoll-k8s/atoll/internal/machinery/certs"
 )
-
-// TestTheServingCertificateIsRenewed while the hub runs, by the CA that clients trust, and kept over
-// a restart.
-func TestTheServingCertificateIsRenewed(t *testing.T) {
-	dir, now := filepath.Join(t.TempDir(), "serving"), time.Now()
-	clock := func() time.Time { return now }
-	s, err := newServing(dir, "127.0.0.1:10261", clock, logr.Discard())
-	if err != nil {
-		t.Fatal(err)
-	}
-	trusted, err := os.ReadFile(filepath.Join(dir, "ca.crt"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(trusted)
-	serial := func(s *serving) string {
-		t.Helper()
-		pair, err := s.get(&tls.ClientHelloInfo{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, name := range []string{"127.0.0.1", "localhost"} {
-			if _, err := pair.Leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: name, CurrentTime: now}); err != nil {
-				t.Error(err)
-			}
-		}
-		return pair.Leaf.SerialNumber.String()
-	}
-	first := serial(s)
-	again, err := newServing(dir, "127.0.0.1:10261", clock, logr.Discard())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if serial(again) != first {
-		t.Error("after a restart the certificate is another one")
-	}
-	now = now.Add(certs.ServerLifetime * 2 / 3)
-	second := serial(s) // files that are written now have the time of the test
-	if second == first {
-		t.Error("the certificate is not renewed at two thirds of its life")
-	}
-	if err := os.RemoveAll(dir); err != nil { // nothing can be written any more
-		t.Fatal(err)
-	}
-	now = now.Add(certs.ServerLifetime * 2 / 3)
-	if serial(s) == second {
-		t.Error("the certificate is not renewed without its directory")
-	}
-}
 
 // TestTheNodeCertificateIsReadAgain when others have renewed it. It may be missing at first, and the
 // last one counts while its file cannot be read.
@@ -169,28 +118,6 @@ func TestTheCAsAreReadAgain(t *testing.T) {
 		cloud = newCA(c.Cloud.CAFile)
 		expect()
 	})
-}
-
-// TestAClockThatIsWrong after a loss of power makes no new CA: clients trust the one that is there.
-func TestAClockThatIsWrong(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "serving")
-	if _, err := newServing(dir, "127.0.0.1:10261", time.Now, logr.Discard()); err != nil {
-		t.Fatal(err)
-	}
-	before, err := os.ReadFile(filepath.Join(dir, "ca.crt"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := newServing(dir, "127.0.0.1:10261", func() time.Time { return time.Unix(0, 0) }, logr.Discard())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.get(nil); err != nil {
-		t.Error(err)
-	}
-	if after, err := os.ReadFile(filepath.Join(dir, "ca.crt")); err != nil || string(after) != string(before) {
-		t.Errorf("the CA is another one: %v", err)
-	}
 }
 
 // TestTokensFile: what was known is known after a restart, and a file that is damaged is begun anew.

@@ -146,7 +146,7 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, fail fun
 		// The certificates of clients are judged for each request: see identity.Recognizer.
 		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: serving.get, ClientAuth: tls.RequestClientCert},
 	}
-	observed, err := (&parts{c.NodeName, cloud, node, p, services, caught}).observe()
+	observed, err := (&parts{c.NodeName, cloud, node, serving, p, services, caught}).observe()
 	if err != nil {
 		return err
 	}
@@ -162,7 +162,7 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, fail fun
 		}
 	})
 	for what, run := range map[string]func(context.Context){
-		"asking the cloud": cloud.Run, "following files": followed.run, "the certificate of the node": node.run, "sending kept writes": p.Replay,
+		"asking the cloud": cloud.Run, "following files": followed.run, "the certificate of the node": node.run, "the serving certificate": serving.run, "sending kept writes": p.Replay,
 		"following Services": func(ctx context.Context) { services.Run(ctx, p.Follow) },
 		"keeping tokens":     func(ctx context.Context) { keepSaving(ctx, save) },
 	} {

@@ -28,6 +28,8 @@ type Status struct {
 	Node        string      `json:"node"`
 	Cloud       Cloud       `json:"cloud"`
 	Certificate Certificate `json:"certificate"`
+	// Serving is the certificate with which the hub serves.
+	Serving Certificate `json:"serving"`
 	// Held are the pods that do not reach the node.
 	Held []proxy.Held `json:"held"`
 	// Services is what the filter of Service endpoints depends on.
@@ -55,11 +57,11 @@ type Unready struct {
 	Reason string    `json:"reason"`
 }
 
-// Certificate is what is known of the certificate of the node.
+// Certificate is what is known of a certificate: that of the node, or that with which the hub serves.
 type Certificate struct {
 	// Expires is when it does, zero if there is none.
 	Expires time.Time `json:"expires,omitzero"`
-	// Problem is why there is none, or none that is newer; "" if all is well.
+	// Problem is why there is none, or none that is newer, or that clients trust; "" if all is well.
 	Problem string `json:"problem,omitempty"`
 	// RefusedSince is since when the cloud refuses it, zero if it does not.
 	RefusedSince time.Time `json:"refusedSince,omitzero"`
@@ -93,6 +95,7 @@ type parts struct {
 	node        string
 	cloud       *uplink.Uplink
 	certificate *nodeCertificate
+	serving     *serving
 	proxy       *proxy.Proxy
 	services    *endpoints.Filter
 	panics      *panics.Catcher
@@ -111,11 +114,8 @@ func (h *parts) status() *Status {
 	if unready := h.cloud.Unready(); unready.Reason != nil {
 		s.Cloud.Unready = &Unready{unready.Since, unready.Reason.Error()}
 	}
-	expires, problem := h.certificate.state()
-	s.Certificate.Expires, s.Certificate.RefusedSince = expires, h.cloud.RefusedSince()
-	if problem != nil {
-		s.Certificate.Problem = problem.Error()
-	}
+	s.Certificate, s.Serving = certificateOf(h.certificate.state()), certificateOf(h.serving.state())
+	s.Certificate.RefusedSince = h.cloud.RefusedSince()
 	if h.proxy.Journal != nil {
 		kept := h.proxy.Journal.Summary()
 		s.Writes = &Writes{Waiting: kept.Waiting, Bytes: kept.Bytes, Outcomes: kept.Outcomes}
@@ -128,6 +128,14 @@ func (h *parts) status() *Status {
 		s.Cache = append(s.Cache, scopeOf(&scopes[i]))
 	}
 	return s
+}
+
+func certificateOf(expires time.Time, problem error) Certificate {
+	c := Certificate{Expires: expires}
+	if problem != nil {
+		c.Problem = problem.Error()
+	}
+	return c
 }
 
 // scopeOf reads the key that package proxy makes.
@@ -162,6 +170,12 @@ func (s *Status) Write(w io.Writer, now time.Time) error {
 	}
 	if s.Certificate.Problem != "" {
 		fmt.Fprintf(w, "no new certificate of the node: %s\n", s.Certificate.Problem)
+	}
+	if !s.Serving.Expires.IsZero() {
+		fmt.Fprintf(w, "serving certificate until %s\n", s.Serving.Expires.UTC().Format(time.RFC3339))
+	}
+	if s.Serving.Problem != "" {
+		fmt.Fprintf(w, "serving certificate: %s\n", s.Serving.Problem)
 	}
 	for _, pod := range s.Held {
 		fmt.Fprintf(w, "held: pod %s/%s for %s: %s\n", pod.Namespace, pod.Name, ago(pod.Since), pod.Reason)

@@ -45,7 +45,11 @@ func TestTheStatusTellsOfTheCertificate(t *testing.T) {
 			defer store.Close()
 			cloud := uplink.New(uplink.Options{Servers: []*url.URL{{Scheme: "https", Host: "a"}}, Roots: x509.NewCertPool, Log: logr.Discard()})
 			cert := &nodeCertificate{run: func(context.Context) {}, state: func() (time.Time, error) { return tc.expires, tc.problem }}
-			handler, err := (&parts{"edge", cloud, cert, &proxy.Proxy{Cache: store, Log: logr.Discard()}, endpoints.New(endpoints.Options{NodeName: "edge", Log: logr.Discard()}), nil}).observe()
+			serving, err := newServing(filepath.Join(t.TempDir(), "serving"), "127.0.0.1:0", func() time.Time { return time.Unix(1.9e9, 0) }, logr.Discard())
+			if err != nil {
+				t.Fatal(err)
+			}
+			handler, err := (&parts{"edge", cloud, cert, serving, &proxy.Proxy{Cache: store, Log: logr.Discard()}, endpoints.New(endpoints.Options{NodeName: "edge", Log: logr.Discard()}), nil}).observe()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -59,7 +63,7 @@ func TestTheStatusTellsOfTheCertificate(t *testing.T) {
 			if err := s.Write(&text, time.Now()); err != nil {
 				t.Fatal(err)
 			}
-			for _, want := range tc.says {
+			for _, want := range append(tc.says, "\nserving certificate until 2030-06-15T17:46:40Z\n") {
 				if !strings.Contains(text.String(), want) {
 					t.Errorf("it does not say %q:\n%s", want, &text)
 				}

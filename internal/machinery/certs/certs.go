@@ -32,6 +32,8 @@ const (
 	// backdate is how long before its creation a certificate begins to be valid, so that
 	// machines whose clocks are slow accept it.
 	backdate = 10 * time.Minute
+	// caName is the common name of a CA.
+	caName = "atoll-ca"
 )
 
 // Pair is a certificate, or a bundle of certificates, with the key of the first one. All
@@ -49,21 +51,46 @@ type Leaf struct {
 	Names []string
 }
 
+// Period is from when to when a certificate is valid.
+type Period struct{ From, To time.Time }
+
 // NewCA creates a CA that is valid from now on.
 func NewCA(now time.Time) (Pair, error) {
+	return NewCAFor(nil, Period{now.Add(-backdate), now.Add(CALifetime)})
+}
+
+// NewCAFor creates a CA that is valid for a period. key is its key in PEM, or nil for a new one. Who
+// trusts another CA of NewCA or NewCAFor with this key trusts what this one signs.
+func NewCAFor(key []byte, period Period) (Pair, error) {
+	var own *ecdsa.PrivateKey
+	if key != nil {
+		var err error
+		if own, err = parseKey(key); err != nil {
+			return Pair{}, fmt.Errorf("reading the CA's key: %w", err)
+		}
+	}
 	template := &x509.Certificate{
-		Subject:               pkix.Name{CommonName: "atoll-ca"},
-		NotBefore:             now.Add(-backdate),
-		NotAfter:              now.Add(CALifetime),
+		Subject:               pkix.Name{CommonName: caName},
+		NotBefore:             period.From,
+		NotAfter:              period.To,
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 		BasicConstraintsValid: true,
 		IsCA:                  true,
 	}
-	return sign(template, nil, nil)
+	return sign(template, own, nil, nil)
 }
 
-// Issue creates a key and a certificate that the CA signs.
+// Issue creates a key and a certificate that the CA signs, valid from now on.
 func Issue(ca Pair, leaf Leaf, now time.Time) (Pair, error) {
+	period := Period{now.Add(-backdate), now.Add(ClientLifetime)}
+	if len(leaf.Names) > 0 {
+		period.To = now.Add(ServerLifetime)
+	}
+	return IssueFor(ca, leaf, period)
+}
+
+// IssueFor creates a key and a certificate that the CA signs, valid for a period.
+func IssueFor(ca Pair, leaf Leaf, period Period) (Pair, error) {
 	caCert, err := ParseCert(ca.Cert)
 	if err != nil {
 		return Pair{}, fmt.Errorf("reading the CA: %w", err)
@@ -74,14 +101,13 @@ func Issue(ca Pair, leaf Leaf, now time.Time) (Pair, error) {
 	}
 	template := &x509.Certificate{
 		Subject:     pkix.Name{CommonName: leaf.CommonName},
-		NotBefore:   now.Add(-backdate),
-		NotAfter:    now.Add(ClientLifetime),
+		NotBefore:   period.From,
+		NotAfter:    period.To,
 		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}
 	if len(leaf.Names) > 0 {
 		template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
-		template.NotAfter = now.Add(ServerLifetime)
 	}
 	for _, name := range leaf.Names {
 		if ip := net.ParseIP(name); ip != nil {
@@ -90,13 +116,16 @@ func Issue(ca Pair, leaf Leaf, now time.Time) (Pair, error) {
 			template.DNSNames = append(template.DNSNames, name)
 		}
 	}
-	return sign(template, caCert, caKey)
+	return sign(template, nil, caCert, caKey)
 }
 
-// sign creates a key and a certificate for it. Without a parent the certificate is
-// self-signed.
-func sign(template, parent *x509.Certificate, parentKey *ecdsa.PrivateKey) (Pair, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+// sign creates a certificate for a key; for a new one if key is nil. Without a parent the certificate
+// is self-signed.
+func sign(template *x509.Certificate, key *ecdsa.PrivateKey, parent *x509.Certificate, parentKey *ecdsa.PrivateKey) (Pair, error) {
+	var err error
+	if key == nil {
+		key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	}
 	if err != nil {
 		return Pair{}, fmt.Errorf("making a key: %w", err)
 	}
@@ -121,34 +150,60 @@ func sign(template, parent *x509.Certificate, parentKey *ecdsa.PrivateKey) (Pair
 // Fresh returns true if the CA has signed the pair, it is for the common name and all
 // names of the leaf, and it is in the first two thirds of its lifetime.
 func Fresh(pair, ca Pair, leaf Leaf, now time.Time) bool {
-	cert, err := ParseCert(pair.Cert)
-	if err != nil {
-		return false
-	}
-	key, err := parseKey(pair.Key)
-	if err != nil || !key.PublicKey.Equal(cert.PublicKey) {
-		return false
+	cert := Verified(pair, ca, leaf)
+	return cert != nil && young(cert, now)
+}
+
+// Verified returns the certificate of the pair if the CA has signed it, it has its key, and it is for
+// the common name and all names of the leaf; else nil. The time does not matter. The CA's key is not
+// needed.
+func Verified(pair, ca Pair, leaf Leaf) *x509.Certificate {
+	cert := own(pair)
+	if cert == nil {
+		return nil
 	}
 	caCert, err := ParseCert(ca.Cert)
 	if err != nil || cert.CheckSignatureFrom(caCert) != nil || cert.Subject.CommonName != leaf.CommonName {
-		return false
+		return nil
 	}
 	for _, name := range leaf.Names {
 		if cert.VerifyHostname(name) != nil {
-			return false
+			return nil
 		}
 	}
-	return young(cert, now)
+	return cert
 }
 
 // FreshCA returns true if the CA can sign and is in the first two thirds of its lifetime.
 func FreshCA(ca Pair, now time.Time) bool {
-	cert, err := ParseCert(ca.Cert)
-	if err != nil || !cert.IsCA {
-		return false
+	cert := SigningCA(ca)
+	return cert != nil && young(cert, now)
+}
+
+// SigningCA returns the certificate of the CA if it can sign, else nil. The time does not matter.
+func SigningCA(ca Pair) *x509.Certificate {
+	if cert := own(ca); cert != nil && cert.IsCA {
+		return cert
 	}
-	key, err := parseKey(ca.Key)
-	return err == nil && key.PublicKey.Equal(cert.PublicKey) && young(cert, now)
+	return nil
+}
+
+// IsOwnCA returns true if a certificate is that of a CA of NewCA or NewCAFor.
+func IsOwnCA(cert *x509.Certificate) bool {
+	return cert.IsCA && cert.Subject.CommonName == caName && cert.CheckSignatureFrom(cert) == nil
+}
+
+// own returns the certificate of a pair if the key is its own, else nil.
+func own(pair Pair) *x509.Certificate {
+	cert, err := ParseCert(pair.Cert)
+	if err != nil {
+		return nil
+	}
+	key, err := parseKey(pair.Key)
+	if err != nil || !key.PublicKey.Equal(cert.PublicKey) {
+		return nil
+	}
+	return cert
 }
 
 // young returns true in the first two thirds of a certificate's lifetime.
