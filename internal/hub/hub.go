@@ -130,13 +130,13 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, fail fun
 	var handlers sync.WaitGroup
 	requests, endRequests := context.WithCancel(context.WithoutCancel(ctx))
 	defer endRequests()
-	clients := &connections{}
-	p.Trust = clients.trust
+	clients := &connections{max: maxStrangers}
+	p.Trust = clients.known(p.Recognizer)
 	server := &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			handlers.Add(1)
 			defer handlers.Done()
-			p.ServeHTTP(w, r)
+			p.ServeHTTP(w, withRequest(r))
 		}),
 		ReadHeaderTimeout: headerWithin, MaxHeaderBytes: maxHeader, IdleTimeout: idleFor,
 		BaseContext: func(net.Listener) context.Context { return requests },
@@ -154,7 +154,7 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, fail fun
 	if err != nil {
 		return fmt.Errorf("listening for who observes the hub: %w", err)
 	}
-	observing := &http.Server{Handler: observed, ReadHeaderTimeout: headerWithin, WriteTimeout: time.Minute, MaxHeaderBytes: maxHeader, ErrorLog: stdlog.New(errorLog{log}, "", 0)}
+	observing := newObserving(observed, log)
 	var background sync.WaitGroup
 	background.Go(func() {
 		if err := observing.Serve(observer); !errors.Is(err, http.ErrServerClosed) {

@@ -1,0 +1,183 @@
+package hub
+
+import (
+	"bufio"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+
+	"github.com/atoll-k8s/atoll/internal/hub/identity"
+)
+
+// client is a connection of HTTP/1.1.
+type client struct {
+	net.Conn
+
+	reader *bufio.Reader
+}
+
+func newClient(t *testing.T, conn net.Conn) *client {
+	t.Helper()
+	t.Cleanup(func() { _ = conn.Close() })
+	return &client{conn, bufio.NewReader(conn)}
+}
+
+// get asks, and reports whether the answer is 200.
+func (c *client) get(path, header string) bool {
+	if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		return false
+	}
+	if _, err := io.WriteString(c, "GET "+path+" HTTP/1.1\r\nHost: hub\r\n"+header+"\r\n"); err != nil {
+		return false
+	}
+	response, err := http.ReadResponse(c.reader, nil)
+	if err != nil {
+		return false
+	}
+	defer response.Body.Close()
+	_, err = io.ReadAll(response.Body)
+	return err == nil && response.StatusCode == http.StatusOK
+}
+
+// TestManyConnectionsOfAClient that the cloud accepts: those of each identity are bounded, and those of
+// all, and those without a request are closed first.
+func TestManyConnectionsOfAClient(t *testing.T) {
+	r := runHub(t, t.TempDir(), newCloud(t))
+	config := r.client.Transport.(*http.Transport).TLSClientConfig.Clone()
+	config.NextProtos, config.ServerName = nil, "127.0.0.1"
+	open := func(n int, token string) (clients []*client) {
+		t.Helper()
+		for range n {
+			conn, err := tls.Dial("tcp", r.address, config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := newClient(t, conn)
+			for range 2 { // with the first answer the token is known
+				if !c.get(configMapsPath, token) {
+					t.Fatal("a new connection is not answered")
+				}
+			}
+			clients = append(clients, c)
+		}
+		return clients
+	}
+	left := func(clients []*client, token string) (n int) {
+		for _, c := range clients {
+			if c.get(configMapsPath, token) {
+				n++
+			}
+		}
+		return n
+	}
+	const a, another = "Authorization: Bearer a\r\n", "Authorization: Bearer another\r\n"
+	others := open(5, another)
+	watching := open(1, a)[0]
+	if _, err := io.WriteString(watching, "GET "+configMapsPath+"?watch=1&resourceVersion=1 HTTP/1.1\r\nHost: hub\r\n"+a+"\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	if response, err := http.ReadResponse(watching.reader, nil); err != nil || response.StatusCode != http.StatusOK {
+		t.Fatalf("%v, %v", response, err)
+	} else {
+		defer response.Body.Close()
+	}
+	many := open(maxOfIdentity+20, a)
+	if n := left(many[:21], a); n > 0 {
+		t.Errorf("%d of the oldest connections of an identity are open", n)
+	}
+	if n := left(many[21:], a); n != maxOfIdentity-1 {
+		t.Errorf("%d connections of an identity are open beside a watch, want %d", n, maxOfIdentity-1)
+	}
+	if err := watching.SetReadDeadline(time.Now().Add(10 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := watching.reader.ReadByte(); err == nil || err == io.EOF {
+		t.Errorf("the watch has ended: %v", err)
+	}
+	for i := range 4 { // with those before they are too many
+		open(maxOfIdentity-14, fmt.Sprintf("Authorization: Bearer %d\r\n", i))
+	}
+	if n := left(others, another); n != len(others) {
+		t.Errorf("beside those of others, %d connections of %d of an identity are open", n, len(others))
+	}
+}
+
+// TestAllIdentitiesTogether: the identity with the most connections loses one, however many there are.
+// Those of the node are not bounded.
+func TestAllIdentitiesTogether(t *testing.T) {
+	c := &connections{max: maxStrangers}
+	trust := c.known(&identity.Recognizer{Tokens: identity.NewTokens(nil, nil)})
+	add := func(token string) net.Conn {
+		t.Helper()
+		conn, other := net.Pipe()
+		t.Cleanup(func() { _ = conn.Close(); _ = other.Close() })
+		r := httptest.NewRequestWithContext(c.open(t.Context(), conn), http.MethodGet, "/", nil)
+		if token != "" {
+			r.Header.Set("Authorization", "Bearer "+token)
+		}
+		for range 2 {
+			trust(withRequest(r).Context())
+		}
+		return conn
+	}
+	isOpen := func(conn net.Conn) bool { return conn.SetDeadline(time.Time{}) == nil }
+	first := add("one")
+	var node []net.Conn
+	for i := range 10 {
+		for range 50 {
+			add(fmt.Sprint(i))
+			node = append(node, add(""))
+		}
+	}
+	if c.others != maxOthers || len(c.all) != maxOthers || !isOpen(first) {
+		t.Errorf("%d connections, %d in all, the only one of an identity is open: %t", c.others, len(c.all), isOpen(first))
+	}
+	for _, conn := range node {
+		if !isOpen(conn) {
+			t.Fatal("a connection of the node is closed")
+		}
+	}
+	for conn := range c.all {
+		c.change(conn, http.StateClosed)
+	}
+	if c.others != 0 || len(c.all)+len(c.of) != 0 {
+		t.Errorf("%d connections of %d identities are left", c.others, len(c.of))
+	}
+}
+
+// TestManyObservers: the oldest connections of the second port are closed, and idle ones after a time.
+func TestManyObservers(t *testing.T) {
+	server := newObserving(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), logr.Discard())
+	if server.IdleTimeout <= 0 || server.ReadTimeout <= 0 {
+		t.Error("the time of a connection is not bounded")
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = server.Serve(listener) }()
+	defer server.Close()
+	var clients []*client
+	for range maxObservers + 50 {
+		conn, err := net.Dial("tcp", listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		clients = append(clients, newClient(t, conn))
+		if !clients[len(clients)-1].get("/healthz", "") {
+			t.Fatal("a new connection is not answered")
+		}
+	}
+	for i, c := range clients {
+		if open := c.get("/healthz", ""); open != (i >= 50) {
+			t.Errorf("connection %d is open: %t", i, open)
+		}
+	}
+}
