@@ -36,6 +36,8 @@ type Status struct {
 	Services endpoints.Status `json:"services"`
 	// Writes are those of the node that wait for the cloud; nil if the hub cannot keep any.
 	Writes *Writes `json:"writes,omitempty"`
+	// Removed is when it was last noticed that files of the cache were removed by others.
+	Removed time.Time `json:"removed,omitzero"`
 	// Cache is what is kept, the answers that were used last first.
 	Cache []Scope `json:"cache"`
 }
@@ -75,6 +77,8 @@ type Writes struct {
 	Since *time.Time `json:"since,omitempty"`
 	// Outcomes are the numbers of those that wait no longer, since the hub was started.
 	Outcomes map[journal.Outcome]int `json:"outcomes"`
+	// Problem is why none can be kept at the moment; "" if that is not known.
+	Problem string `json:"problem,omitempty"`
 }
 
 // Scope is one request, without its position, whose answer is kept.
@@ -119,10 +123,14 @@ func (h *parts) status() *Status {
 	if h.proxy.Journal != nil {
 		kept := h.proxy.Journal.Summary()
 		s.Writes = &Writes{Waiting: kept.Waiting, Bytes: kept.Bytes, Outcomes: kept.Outcomes}
+		if kept.Problem != nil {
+			s.Writes.Problem = strings.ReplaceAll(kept.Problem.Error(), "\n", "; ")
+		}
 		if kept.Waiting > 0 {
 			s.Writes.Since = &kept.Since
 		}
 	}
+	s.Removed = h.proxy.Cache.Removed()
 	scopes := h.proxy.Cache.Scopes()
 	for i := len(scopes) - 1; i >= 0; i-- {
 		s.Cache = append(s.Cache, scopeOf(&scopes[i]))
@@ -193,7 +201,13 @@ func (s *Status) Write(w io.Writer, now time.Time) error {
 	default:
 		fmt.Fprintln(w, "writes: none waits for the cloud")
 	}
+	if !s.Removed.IsZero() {
+		fmt.Fprintf(w, "cache: files of the hub's directory were removed while it runs, noticed %s ago\n", ago(s.Removed))
+	}
 	if writes := s.Writes; writes != nil {
+		if writes.Problem != "" {
+			fmt.Fprintf(w, "writes: none can be kept at the moment: %s\n", writes.Problem)
+		}
 		for _, outcome := range journal.Outcomes() {
 			if n := writes.Outcomes[outcome]; n > 0 {
 				fmt.Fprintf(w, "writes: %d %s since the hub was started\n", n, strings.ToLower(string(outcome)))

@@ -107,7 +107,11 @@ func TestTheStatusTellsOfRefusals(t *testing.T) {
 		NodeCertificate: func() (*tls.Certificate, error) { return none, nil },
 	})
 	cert := &nodeCertificate{run: func(context.Context) {}, state: func() (time.Time, error) { return time.Unix(2e9, 0), nil }}
-	handler, err := (&parts{"edge", cloud, cert, &proxy.Proxy{Cloud: cloud, Cache: store, Log: logr.Discard()}, endpoints.New(endpoints.Options{NodeName: "edge", Log: logr.Discard()}), nil}).observe()
+	serving, err := newServing(filepath.Join(t.TempDir(), "serving"), "127.0.0.1:0", time.Now, logr.Discard())
+	if err != nil {
+		t.Fatal(err)
+	}
+	handler, err := (&parts{"edge", cloud, cert, serving, &proxy.Proxy{Cloud: cloud, Cache: store, Log: logr.Discard()}, endpoints.New(endpoints.Options{NodeName: "edge", Log: logr.Discard()}), nil}).observe()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"sync"
 	"sync/atomic"
 	"syscall"
 )
@@ -31,7 +32,7 @@ type file interface {
 	io.WriterAt
 	io.Closer
 	Size() (int64, error)
-	// Sync makes the contents durable.
+	// Sync makes the contents durable. Its error wraps errRemoved if others have removed the file.
 	Sync() error
 }
 
@@ -40,8 +41,26 @@ const lockName = "lock"
 // counters count what is written to a disk.
 type counters struct{ bytes, syncs atomic.Int64 }
 
+// errRemoved is the error of what others have removed while the store is open.
+var errRemoved = errors.New("it was removed while it is in use")
+
 // openDirectory creates the directory if it is missing, and locks it.
-func openDirectory(path string) (_ directory, err error) {
+func openDirectory(path string) (directory, error) {
+	opened, err := openRoot(path)
+	if err != nil {
+		return nil, err
+	}
+	return &osDirectory{path: path, opened: opened, written: &counters{}}, nil
+}
+
+// opened is a directory that is open and locked.
+type opened struct {
+	root *os.Root
+	dir  *os.File
+	lock *os.File
+}
+
+func openRoot(path string) (_ *opened, err error) {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return nil, err
 	}
@@ -49,10 +68,10 @@ func openDirectory(path string) (_ directory, err error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &osDirectory{root: root, written: &counters{}}
+	d := &opened{root: root}
 	defer func() {
 		if err != nil {
-			_ = d.Close()
+			_ = d.close()
 		}
 	}()
 	if d.dir, err = root.Open("."); err != nil {
@@ -82,6 +101,16 @@ func openDirectory(path string) (_ directory, err error) {
 	return d, nil
 }
 
+func (d *opened) close() error {
+	var errs []error
+	for _, f := range []*os.File{d.lock, d.dir} {
+		if f != nil {
+			errs = append(errs, f.Close())
+		}
+	}
+	return errors.Join(append(errs, d.root.Close())...)
+}
+
 // openWritable opens a file for reading and writing, or only for reading if the file system is
 // read-only: the logs can still be read then, and a write returns an error.
 func openWritable(root *os.Root, name string, flags int) (*os.File, error) {
@@ -93,14 +122,48 @@ func openWritable(root *os.Root, name string, flags int) (*os.File, error) {
 }
 
 type osDirectory struct {
-	root *os.Root
-	dir  *os.File
-	lock *os.File
-
+	path    string
 	written *counters
+
+	mu sync.RWMutex // held while what is open is used
+	*opened
+}
+
+// check returns an error if the directory is not at its path any more. It is then made anew, and what is
+// written from now on is there.
+func (d *osDirectory) check() error {
+	err := d.compare()
+	if err == nil {
+		return nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	next, errOpen := openRoot(d.path)
+	if errOpen == nil {
+		_ = d.opened.close() // nothing in it has a name
+		d.opened = next
+	}
+	return errors.Join(err, errOpen)
+}
+
+// compare returns an error if the directory is not at its path any more.
+func (d *osDirectory) compare() error {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	there, err := os.Stat(d.path)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errRemoved, err)
+	}
+	own, err := d.dir.Stat()
+	if err == nil && !os.SameFile(there, own) {
+		err = fmt.Errorf("%s: %w", d.path, errRemoved)
+	}
+	return err
 }
 
 func (d *osDirectory) List() ([]string, error) {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
 	entries, err := fs.ReadDir(d.root.FS(), ".")
 	if err != nil {
 		return nil, err
@@ -115,57 +178,89 @@ func (d *osDirectory) List() ([]string, error) {
 }
 
 func (d *osDirectory) Create(name string) (file, error) {
+	f, err := d.create(name)
+	if errors.Is(err, fs.ErrNotExist) && d.check() != nil {
+		return d.create(name)
+	}
+	return f, err
+}
+
+func (d *osDirectory) create(name string) (file, error) {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
 	f, err := d.root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	return osFile{f, d.written}, nil
+	return osFile{f, d, d.opened}, nil
 }
 
 func (d *osDirectory) Open(name string) (file, error) {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
 	f, err := openWritable(d.root, name, 0)
 	if err != nil {
 		return nil, err
 	}
-	return osFile{f, d.written}, nil
+	return osFile{f, d, d.opened}, nil
 }
 
-func (d *osDirectory) Rename(from, to string) error { return d.root.Rename(from, to) }
+func (d *osDirectory) Rename(from, to string) error {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return d.root.Rename(from, to)
+}
 
-func (d *osDirectory) Remove(name string) error { return d.root.Remove(name) }
+func (d *osDirectory) Remove(name string) error {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return d.root.Remove(name)
+}
 
 func (d *osDirectory) Sync() error {
 	d.written.syncs.Add(1)
+	d.mu.RLock()
+	defer d.mu.RUnlock()
 	return d.dir.Sync()
 }
 
 func (d *osDirectory) Close() error {
-	var errs []error
-	for _, f := range []*os.File{d.lock, d.dir} {
-		if f != nil {
-			errs = append(errs, f.Close())
-		}
-	}
-	return errors.Join(append(errs, d.root.Close())...)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.opened.close()
 }
 
 type osFile struct {
 	*os.File
 
-	written *counters
+	in   *osDirectory
+	with *opened // at the time of its opening
 }
 
 // WriteAt implements io.WriterAt.
 func (f osFile) WriteAt(b []byte, offset int64) (int, error) {
 	n, err := f.File.WriteAt(b, offset)
-	f.written.bytes.Add(int64(n))
+	f.in.written.bytes.Add(int64(n))
 	return n, err
 }
 
-// Sync implements file.
+// Sync implements file. What has no name any more is not durable, although fsync succeeds.
 func (f osFile) Sync() error {
-	f.written.syncs.Add(1)
-	return f.File.Sync()
+	f.in.written.syncs.Add(1)
+	if err := f.File.Sync(); err != nil {
+		return err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	err = f.in.check()
+	f.in.mu.RLock()
+	defer f.in.mu.RUnlock()
+	if s, is := info.Sys().(*syscall.Stat_t); err == nil && (is && s.Nlink == 0 || f.with != f.in.opened) {
+		err = fmt.Errorf("%s: %w", f.Name(), errRemoved)
+	}
+	return err
 }
 
 func (f osFile) Size() (int64, error) {

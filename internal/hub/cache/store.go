@@ -40,6 +40,8 @@ const (
 	minDead = 64 << 10
 	// usedEvery is how exactly the time of the last use is known after a kill.
 	usedEvery = time.Hour
+	// removedEvery is the least time between two messages that files were removed by others.
+	removedEvery = time.Minute
 )
 
 // Options of a store. A zero field means the default.
@@ -108,6 +110,8 @@ type Store struct {
 	next *round
 	// unsynced is the last failure to make names durable, which is logged once.
 	unsynced error
+	// removed is when a file was last found to be removed by others.
+	removed time.Time
 }
 
 // scope is one scope. It is in Store.scopes while it has a log or a pin.
@@ -433,6 +437,13 @@ func (s *Store) Written() (bytes, syncs int64) {
 		return 0, 0 // of a test
 	}
 	return d.written.bytes.Load(), d.written.syncs.Load()
+}
+
+// Removed returns when it was last noticed that others have removed files of the store; zero if never.
+func (s *Store) Removed() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.removed
 }
 
 // Remove removes a scope, if it is there, and ends its writer. After an error the scope is not

@@ -90,7 +90,11 @@ func (s *Store) syncAll() error {
 	err := s.unlink(old)
 	var durable []*log
 	for l, sc := range dirty {
-		if failed := l.file.Sync(); failed != nil {
+		failed := l.file.Sync()
+		if errors.Is(failed, errRemoved) && !s.hasLog(sc, l) {
+			failed = nil // it was replaced meanwhile, and removed by the store itself
+		}
+		if failed != nil {
 			err = errors.Join(err, failed)
 			s.syncFailed(sc, l, failed)
 			continue
@@ -132,12 +136,27 @@ func (s *Store) syncAll() error {
 	return errors.Join(err, s.unlink(replaced))
 }
 
+// hasLog reports whether a scope still has a log.
+func (s *Store) hasLog(sc *scope, l *log) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return sc.log == l
+}
+
 // syncFailed marks a scope whose contents may be lost: the kernel does not try again, and the
 // next fsync would succeed.
 func (s *Store) syncFailed(sc *scope, l *log, err error) {
-	s.log.Error(err, "A scope could not be made durable", "file", l.name)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	switch now := s.max.Now(); {
+	case !errors.Is(err, errRemoved):
+		s.log.Error(err, "A scope could not be made durable", "file", l.name)
+	case now.Sub(s.removed).Abs() > removedEvery:
+		s.log.Error(err, "Files were removed while they are in use; what they had is kept again once it changes")
+		fallthrough
+	default:
+		s.removed = now
+	}
 	l.sealed = true
 	if sc.log == l {
 		s.failLocked(sc, err)

@@ -74,6 +74,8 @@ type Journal struct {
 	next  *round
 	// durable are the entries that are on disk for good.
 	durable map[uint64]bool
+	// problem is why the last round has failed; nil if it has not.
+	problem error
 }
 
 // round is a round of writing, which all that was added before it shares. done is closed when it has
@@ -240,13 +242,15 @@ type Summary struct {
 	Since time.Time
 	// Outcomes are the numbers of entries that left the journal since it was opened.
 	Outcomes map[Outcome]int
+	// Problem is why none can be kept at the moment; nil if that is not known.
+	Problem error
 }
 
 // Summary returns what is kept, in numbers.
 func (j *Journal) Summary() Summary {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	s := Summary{Waiting: len(j.state.entries), Bytes: j.state.bytes, Outcomes: maps.Clone(j.outcomes)}
+	s := Summary{Waiting: len(j.state.entries), Bytes: j.state.bytes, Outcomes: maps.Clone(j.outcomes), Problem: j.problem}
 	if s.Waiting > 0 {
 		s.Since = slices.MinFunc(j.state.entries, func(a, b Entry) int { return a.At.Compare(b.At) }).At
 	}
@@ -323,6 +327,7 @@ func (j *Journal) write(anew, again bool) (failed bool) {
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	j.problem = err
 	if err == nil {
 		for _, e := range entries {
 			if !j.dirty[e.Seq] { // else it is gone meanwhile
