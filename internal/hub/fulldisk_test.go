@@ -85,27 +85,12 @@ func TestTheHubRunsOnAFullDisk(t *testing.T) {
 					}
 					return code == http.StatusOK && body == want
 				})
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				q, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+r.address+configMapsPath+"?watch=1&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan", nil)
-				if err != nil {
-					t.Fatal(err)
-				}
-				q.Header.Set("Authorization", "Bearer x")
-				q.Header.Set("Accept", "application/json")
-				response, err := r.client.Do(q)
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer response.Body.Close()
-				lines := bufio.NewScanner(response.Body)
-				for _, want := range []string{"ADDED", "initial-events-end"} {
-					if !lines.Scan() || !strings.Contains(lines.Text(), want) {
-						t.Fatalf("%s the watch is %d %q, %v", when, response.StatusCode, lines.Text(), lines.Err())
-					}
-				}
+				build.Eventually(t, when+" the hub passes on a watch", func() bool { return r.watches(t) })
 			}
 			online("at first", configMaps)
+			if fullAt != "from the start" {
+				build.Eventually(t, "the list and the watch are kept", func() bool { return filesWith(t, filepath.Join(dir, "state", "cache"), `"name":"a"`) == 2 })
+			}
 			isAway.Store(true)
 			disk.isFull.Store(fullAt != "when the cloud is back")
 			build.Eventually(t, "the hub has noticed that there is no cloud", func() bool {
@@ -126,4 +111,45 @@ func TestTheHubRunsOnAFullDisk(t *testing.T) {
 			}
 		})
 	}
+}
+
+// watches reports whether the hub gives a watch of ConfigMaps all initial events.
+func (r *running) watches(t *testing.T) bool {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	q, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+r.address+configMapsPath+"?watch=1&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q.Header.Set("Authorization", "Bearer x")
+	q.Header.Set("Accept", "application/json")
+	response, err := r.client.Do(q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	lines := bufio.NewScanner(response.Body)
+	for _, want := range []string{"ADDED", "initial-events-end"} {
+		if !lines.Scan() || !strings.Contains(lines.Text(), want) {
+			return false
+		}
+	}
+	return true
+}
+
+// filesWith counts the files of a directory that have a text.
+func filesWith(t *testing.T, dir, text string) (n int) {
+	t.Helper()
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		content, err := os.ReadFile(filepath.Join(dir, file.Name()))
+		if err == nil && strings.Contains(string(content), text) {
+			n++
+		}
+	}
+	return n
 }

@@ -439,13 +439,6 @@ func (s *Store) Written() (bytes, syncs int64) {
 	return d.written.bytes.Load(), d.written.syncs.Load()
 }
 
-// Removed returns when it was last noticed that others have removed files of the store; zero if never.
-func (s *Store) Removed() time.Time {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.removed
-}
-
 // Remove removes a scope, if it is there, and ends its writer. After an error the scope is not
 // served any more, and its file is removed later or by the next Open.
 func (s *Store) Remove(key string) error {

@@ -143,6 +143,13 @@ func (s *Store) hasLog(sc *scope, l *log) bool {
 	return sc.log == l
 }
 
+// Removed returns when it was last noticed that others have removed files of the store; zero if never.
+func (s *Store) Removed() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.removed
+}
+
 // syncFailed marks a scope whose contents may be lost: the kernel does not try again, and the
 // next fsync would succeed.
 func (s *Store) syncFailed(sc *scope, l *log, err error) {
