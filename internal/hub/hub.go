@@ -164,7 +164,7 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, fail fun
 	for what, run := range map[string]func(context.Context){
 		"asking the cloud": cloud.Run, "following files": followed.run, "the certificate of the node": node.run, "the serving certificate": serving.run, "sending kept writes": p.Replay,
 		"following Services": func(ctx context.Context) { services.Run(ctx, p.Follow) },
-		"keeping tokens":     func(ctx context.Context) { keepSaving(ctx, save) },
+		"keeping tokens":     func(ctx context.Context) { every(ctx, saveEvery, save) },
 	} {
 		background.Go(func() { caught.Keep(ctx, what, run) })
 	}
@@ -238,16 +238,16 @@ func readTokens(path string, log logr.Logger) (tokens *identity.Tokens, save fun
 	}
 }
 
-// keepSaving calls save from time to time until ctx is done.
-func keepSaving(ctx context.Context, save func()) {
-	ticker := time.NewTicker(saveEvery)
+// every calls do from time to time until ctx is done.
+func every(ctx context.Context, interval time.Duration, do func()) {
+	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
-			save()
+			do()
 		}
 	}
 }

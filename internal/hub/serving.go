@@ -193,17 +193,10 @@ func (s *serving) renewLocked() error {
 
 // run renews the certificate, and writes what could not be written, until ctx is done.
 func (s *serving) run(ctx context.Context) {
-	ticker := time.NewTicker(keepEvery)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-			_, _ = s.get(nil) // it is logged
-			s.keep()
-		}
-	}
+	every(ctx, keepEvery, func() {
+		_, _ = s.get(nil) // it is logged
+		s.keep()
+	})
 }
 
 // keep writes the CA and the certificate, if the files have others. If it fails they are made again
