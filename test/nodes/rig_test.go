@@ -132,8 +132,27 @@ func (r *rig) eventually(what string, check func() error) {
 		return last == nil, nil
 	})
 	if err != nil {
-		r.Fatalf("%s: %v\n%s", what, last, r.kubectl("get", "pods,deployments,nodegroups,propagationpolicies,overridepolicies,events", "-A", "-o", "wide"))
+		r.Fatalf("%s\n%s: %v", r.state(), what, last)
 	}
+}
+
+// state returns what tells why something has not come about, the most telling last: a log may be
+// cut at its start.
+func (r *rig) state() string {
+	var all strings.Builder
+	for _, args := range [][]string{
+		{"get", "events", "-A", "--sort-by=.lastTimestamp", "-o", "custom-columns=AT:.lastTimestamp,OBJECT:.involvedObject.name,REASON:.reason,MESSAGE:.message"},
+		{"logs", "-n", atoll.Namespace, "-l", "app.kubernetes.io/name=atoll-manager", "--prefix", "--tail=60"},
+		{"get", "nodes,nodegroups,propagationpolicies,overridepolicies", "-A"},
+		{"get", "deployments,jobs,statefulsets,pods", "-A", "-o", "wide"},
+	} {
+		out, err := r.tryKubectl(args...)
+		if err != nil {
+			out = err.Error()
+		}
+		fmt.Fprintf(&all, "kubectl %s\n%s\n", strings.Join(args, " "), out)
+	}
+	return all.String()
 }
 
 // kubectl returns what kubectl prints, and ends the test if it fails.

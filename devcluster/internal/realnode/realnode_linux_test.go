@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"sync"
 	"testing"
 )
 
@@ -101,4 +102,24 @@ func TestGroupsInheritTheirCPUs(t *testing.T) {
 	if err := makeGroup(filepath.Join(root, "missing"), filepath.Join(root, "missing", "a"), false); err == nil {
 		t.Error("a group is made in a hierarchy that is not there")
 	}
+}
+
+// TestManyAskForGroupsAtOnce: tests that run side by side ask side by side, and none of them may
+// be told that this machine has no control groups because another one asks.
+func TestManyAskForGroupsAtOnce(t *testing.T) {
+	if err := CanMakeGroups(); err != nil {
+		t.Skip(err)
+	}
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for range 50 {
+				if err := CanMakeGroups(); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
 }

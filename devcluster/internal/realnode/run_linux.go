@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -107,14 +108,17 @@ func makeGroup(root, group string, version2 bool) error {
 	return nil
 }
 
-// CanMakeGroups returns nil if this process may make control groups.
+// checks counts the groups that CanMakeGroups has made: callers may run side by side.
+var checks atomic.Int64
+
+// CanMakeGroups returns nil if this process may make control groups. It is safe for concurrent use.
 func CanMakeGroups() error {
 	paths, err := hierarchies()
 	if err != nil {
 		return err
 	}
 	for _, root := range paths {
-		group := filepath.Join(root, fmt.Sprint("atoll-check-", os.Getpid()))
+		group := filepath.Join(root, fmt.Sprintf("atoll-check-%d-%d", os.Getpid(), checks.Add(1)))
 		if err := makeGroup(root, group, isVersion2()); err != nil {
 			return err
 		}
