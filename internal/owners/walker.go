@@ -38,8 +38,8 @@ var ErrOwnerGone = errors.New("owner does not exist any more")
 // ErrOwnerCycle: the chain of controllers leads back into itself.
 var ErrOwnerCycle = errors.New("owners form a cycle")
 
-// ErrOwnerUnread: the controller is of a further kind (SetKinds) and cannot be
-// read now. The caller must wait, because the controller may require policies.
+// ErrOwnerUnread: the caches do not hold the controller, and it cannot be read now.
+// The caller must wait, because the controller may require policies.
 var ErrOwnerUnread = errors.New("owner cannot be read for now")
 
 const (
@@ -145,7 +145,7 @@ func (w *Walker) OnChange(h Handler) { w.handlers = append(w.handlers, h) }
 // Chain returns the pod, its controller, the controller of that and so on up to
 // the topmost owner. A controller of a kind that the walker does not watch is the
 // last element and has no labels, so that the labels of the pod decide nothing.
-// Errors: ErrOwnerGone, ErrOwnerCycle, ErrOwnerUnread, or that of the API server.
+// Errors: ErrOwnerGone, ErrOwnerCycle or ErrOwnerUnread.
 func (w *Walker) Chain(ctx context.Context, pod *ownership.Object) ([]*ownership.Object, error) {
 	chain := make([]*ownership.Object, 1, 4)
 	chain[0] = pod
@@ -221,15 +221,14 @@ func (w *Walker) read(ctx context.Context, k *kind, of *ownership.Object, ref *o
 	case apierrors.IsNotFound(err):
 		w.setGone(ref.UID)
 		return nil, failed(ErrOwnerGone)
-	case err != nil && k.further:
+	case err != nil:
 		// If the caller's time is over, the kind may still be readable. So may other
-		// owners of the kind where a Lineage may not read this one.
-		if ctx.Err() == nil && (!w.ofLineage || !apierrors.IsForbidden(err)) {
+		// owners of the kind where a Lineage may not read this one. The kinds of Kubernetes
+		// are readable whenever the API server is.
+		if k.further && ctx.Err() == nil && (!w.ofLineage || !apierrors.IsForbidden(err)) {
 			k.unread.Store(&unread{err, w.clock.Now().Add(w.unreadTime())})
 		}
 		return nil, failed(fmt.Errorf("%w: %w", ErrOwnerUnread, err))
-	case err != nil:
-		return nil, failed(err)
 	}
 	o, _ := k.slim(obj) // an object without a valid number of replicas is an owner too
 	if o == nil || o.UID != ref.UID {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
@@ -130,6 +131,9 @@ type Creation struct {
 	// nil without one.
 	Policy *gm.OverridePolicy
 	Rules  *override.Rules
+	// Missing is true if the workload requires an OverridePolicy that is not there, or that the
+	// cache does not hold yet, and its pods have to wait for it.
+	Missing bool
 	// Early is true if pods get their seat at creation.
 	Early bool
 	// Fixed is true if some rule changes a field that cannot change once a pod exists.
@@ -160,7 +164,7 @@ func Version(policy *gm.OverridePolicy) string {
 
 // Creation returns what the pods of a workload get at creation, as if the workload
 // carried the binding labels of the policies that it requires already. A missing policy
-// counts as none. A policy that cannot be used is an error.
+// has no rules: see Creation.Missing. A policy that cannot be used is an error.
 func (r *Resolver) Creation(ctx context.Context, a Assignment) (Creation, error) {
 	c := Creation{AtOnce: !r.extenderInUse && a.PolicyOwners.Propagation != nil}
 	if err := r.creationRules(ctx, a.PolicyOwners.Override, &c); err != nil && !a.PolicyOwners.Override.IgnoreMissing {
@@ -187,8 +191,12 @@ func (r *Resolver) creationRules(ctx context.Context, o *ownership.Object, c *Cr
 		return nil
 	}
 	policy, err := r.Override(ctx, o.Namespace, o.Policies.RequiredOverride)
+	if apierrors.IsNotFound(err) {
+		c.Missing = !o.IgnoreMissing
+		return nil
+	}
 	if err != nil {
-		return client.IgnoreNotFound(err)
+		return err
 	}
 	rules, errs := r.Rules(policy)
 	if len(errs) > 0 {

@@ -101,6 +101,18 @@ func (c ImageChange) Restarts() bool {
 	return false
 }
 
+// Starts returns true if no container whose image differs has ever started, or can while its
+// image stays: the kubelet cannot pull it. The change ends none of them.
+func (c ImageChange) Starts() bool {
+	for i := range c.pod.Containers {
+		container := &c.pod.Containers[i]
+		if c.changed.Has(container.Name) && !container.Unpulled {
+			return false
+		}
+	}
+	return true
+}
+
 // ApplyTo writes the images, and the annotation with the original ones, into a pod that
 // is being created.
 func (c ImageChange) ApplyTo(pod *corev1.Pod) error {

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
@@ -118,6 +119,9 @@ type Container struct {
 	Restarts int32
 	// Restarting: its image was changed in place, and the kubelet has not restarted it since.
 	Restarting bool
+	// Unpulled: it has never started, and cannot: the kubelet reports that its image, or that of
+	// an init container before it, cannot be pulled.
+	Unpulled bool
 }
 
 // Owner returns the UID under which the pod is counted: that of its controller, or its own if
@@ -303,10 +307,13 @@ func (p *Pod) setContainers(pod *corev1.Pod) {
 		}
 	}
 	p.Containers = make([]Container, 0, len(pod.Spec.InitContainers)+len(pod.Spec.Containers))
+	blocked := false // by the image of an init container: the next one starts after it
 	add := func(c *corev1.Container, init bool) {
 		seen := Container{Name: c.Name, Init: init, Image: c.Image}
 		if status := statuses[c.Name]; status != nil {
 			seen.Restarts, seen.Running = status.RestartCount, status.State.Running != nil
+			seen.Unpulled = neverStarted(status) && (blocked || pullFailures.Has(status.State.Waiting.Reason))
+			blocked = blocked || init && seen.Unpulled
 		}
 		was, changed := before[c.Name]
 		seen.Restarting = changed && seen.Restarts <= was
@@ -318,6 +325,15 @@ func (p *Pod) setContainers(pod *corev1.Pod) {
 	for i := range pod.Spec.Containers {
 		add(&pod.Spec.Containers[i], false)
 	}
+}
+
+// pullFailures are the kubelet's reasons for a container that waits because its image cannot be
+// pulled (k8s.io/kubernetes/pkg/kubelet/images/types.go).
+var pullFailures = sets.New("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed")
+
+// neverStarted returns whether a container waits and has not run before.
+func neverStarted(status *corev1.ContainerStatus) bool {
+	return status.State.Waiting != nil && status.RestartCount == 0 && status.LastTerminationState.Terminated == nil
 }
 
 // affinity returns the required node affinity that the pod and its successor have in

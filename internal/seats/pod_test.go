@@ -2,6 +2,7 @@ package seats
 
 import (
 	"reflect"
+	"slices"
 	"testing"
 	"time"
 
@@ -120,6 +121,46 @@ func TestWhatIsReadOfContainers(t *testing.T) {
 	}
 	if !reflect.DeepEqual(got.Originals, map[string]string{"same": "base:1"}) {
 		t.Errorf("originals are %v", got.Originals)
+	}
+}
+
+// TestWhichContainersCannotStart: those whose image the kubelet cannot pull, and those that wait for
+// one of them. A container that ran before, or may be started at any moment, is none.
+func TestWhichContainersCannotStart(t *testing.T) {
+	waits := func(name, reason string) corev1.ContainerStatus {
+		return corev1.ContainerStatus{Name: name, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason}}}
+	}
+	ran, again := waits("a", "ImagePullBackOff"), waits("a", "ErrImagePull")
+	ran.LastTerminationState.Terminated, again.RestartCount = &corev1.ContainerStateTerminated{}, 1
+	for name, tc := range map[string]struct {
+		init, statuses []corev1.ContainerStatus
+		want           []string
+	}{
+		"no status yet":                {},
+		"being created":                {statuses: []corev1.ContainerStatus{waits("a", "ContainerCreating"), waits("b", "ContainerCreating")}},
+		"one cannot be pulled":         {statuses: []corev1.ContainerStatus{waits("a", "ErrImagePull"), waits("b", "ContainerCreating")}, want: []string{"a"}},
+		"it ended before":              {statuses: []corev1.ContainerStatus{ran}},
+		"it was started again before":  {statuses: []corev1.ContainerStatus{again}},
+		"it crashes":                   {statuses: []corev1.ContainerStatus{waits("a", "CrashLoopBackOff")}},
+		"all wait for the first":       {init: []corev1.ContainerStatus{waits("first", "ImagePullBackOff")}, statuses: []corev1.ContainerStatus{waits("a", "PodInitializing"), waits("b", "PodInitializing")}, want: []string{"first", "a", "b"}},
+		"the first is about to start":  {init: []corev1.ContainerStatus{waits("first", "PodInitializing")}, statuses: []corev1.ContainerStatus{waits("a", "PodInitializing"), waits("b", "PodInitializing")}},
+		"another status has no effect": {init: []corev1.ContainerStatus{waits("unknown", "ImagePullBackOff")}, statuses: []corev1.ContainerStatus{waits("a", "PodInitializing")}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got []string
+			for _, c := range Slim(build.Pod("p", build.With(func(p *corev1.Pod) {
+				p.Spec.InitContainers = []corev1.Container{{Name: "first"}}
+				p.Spec.Containers = []corev1.Container{{Name: "a"}, {Name: "b"}}
+				p.Status.InitContainerStatuses, p.Status.ContainerStatuses = tc.init, tc.statuses
+			}))).Containers {
+				if c.Unpulled {
+					got = append(got, c.Name)
+				}
+			}
+			if !slices.Equal(got, tc.want) {
+				t.Errorf("%v cannot start, want %v", got, tc.want)
+			}
+		})
 	}
 }
 

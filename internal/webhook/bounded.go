@@ -153,7 +153,12 @@ func (s *Server) Register(path string, hook http.Handler) {
 	if own, ok := hook.(interface{ Weights() bounded.Weights }); ok {
 		weights = own.Weights()
 	}
+	var within time.Duration
+	if own, ok := hook.(interface{ AnswersWithin() time.Duration }); ok {
+		within = own.AnswersWithin()
+	}
 	s.Server.Register(path, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		arrived := time.Now()
 		caller := bounded.CallerOf(r.RemoteAddr)
 		body := body{shares: s.bodies, turns: s.turns, caller: caller}
 		defer body.release()
@@ -183,7 +188,13 @@ func (s *Server) Register(path string, hook http.Handler) {
 			return
 		}
 		defer turn.End() // also if the webhook panics
-		r = r.WithContext(bounded.WithTurn(r.Context(), turn))
+		hookCtx := bounded.WithTurn(r.Context(), turn)
+		if within > 0 {
+			var done context.CancelFunc
+			hookCtx, done = context.WithDeadline(hookCtx, arrived.Add(within))
+			defer done()
+		}
+		r = r.WithContext(hookCtx)
 		r.Body = io.NopCloser(bytes.NewReader(body.bytes))
 		answer := &answer{ResponseWriter: w}
 		hook.ServeHTTP(answer, r)

@@ -312,6 +312,29 @@ func (heavyHook) Weights() bounded.Weights { return bounded.Weights{Text: maxDec
 
 func (heavyHook) ServeHTTP(http.ResponseWriter, *http.Request) {}
 
+// TestAWebhookKnowsWhenItsCallerGoesAway: its time counts from the arrival of the request.
+func TestAWebhookKnowsWhenItsCallerGoesAway(t *testing.T) {
+	s := NewServer("127.0.0.1:0", certificate(t), logr.Discard())
+	s.Register("/hook", timedHook{})
+	run(t, s)
+	before := time.Now()
+	code, answer := post(t, s, 1, 2, strings.NewReader("{}"))
+	until, err := time.Parse(time.RFC3339Nano, answer)
+	if code != http.StatusOK || err != nil || until.Before(before.Add(time.Minute)) || until.After(time.Now().Add(time.Minute)) {
+		t.Errorf("the answer is %d %q, want a minute after the request came (%v)", code, answer, err)
+	}
+}
+
+// timedHook answers with the end of its time.
+type timedHook struct{}
+
+func (timedHook) AnswersWithin() time.Duration { return time.Minute }
+
+func (timedHook) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	until, _ := r.Context().Deadline()
+	fmt.Fprint(w, until.Format(time.RFC3339Nano))
+}
+
 // TestLargeRequestsTakeTurns: a webhook gets one large request at a time if there are two
 // places, and small ones do not wait for it. What a webhook does outside of its turn, such as to
 // wait for another process, delays no other request.

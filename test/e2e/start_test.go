@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -17,21 +18,15 @@ import (
 
 // TestPodsStartWithTheImagesOfTheirGroup is scenario 21: a watch of a node's pods, like
 // that of its kubelet, never shows a pod with another image than its group's, and no pod
-// is restarted because of its image.
+// is restarted because of its image. That holds as well for workloads that are created before
+// their OverridePolicy, or at the same moment: a replica may not have read it when it admits pods.
 func TestPodsStartWithTheImagesOfTheirGroup(t *testing.T) {
 	inEachForm(t, func(t *testing.T, f *fixture) {
 		f.group("start-a", 2)
 		f.group("start-b", 2)
 		f.create(weights("policy", "start-a", 3, "start-b", 2))
-		rules := overrides("rules")
-		for _, group := range []string{"start-a", "start-b"} {
-			rules.Spec.OverrideRules = append(rules.Spec.OverrideRules, gm.RuleWithNodeGroup{
-				TargetNodeGroup: []string{group}, Overriders: &gm.Overriders{ImageOverrider: []gm.ImageOverrider{
-					{Component: gm.Registry, Operator: gm.OverriderOpReplace, Value: group + ".io"},
-				}},
-			})
-		}
-		f.create(rules)
+		rules := []gm.RuleWithNodeGroup{registryRule("start-a", "start-a.io"), registryRule("start-b", "start-b.io")}
+		f.create(overrides("rules", rules...))
 		f.eventually(patience, "the rules are read", func() error { return f.overridesReady("rules") })
 
 		bound := 0
@@ -54,8 +49,27 @@ func TestPodsStartWithTheImagesOfTheirGroup(t *testing.T) {
 			}
 			return f.spreadIs("app", map[string]int{"start-a": 12, "start-b": 8})
 		})
-		kubelet.stopAfter("app")
-		if bound < 20 {
+		pods := template("later")
+		pods.Spec.RestartPolicy = corev1.RestartPolicyNever
+		later := &batchv1.Job{ObjectMeta: requiring("later"), Spec: job(5, 5, pods)}
+		later.Labels[gm.RequiredOverridePolicyLabel] = "later"
+		f.create(later, deployment("late", 5, "policy", requiresOverride("later")))
+		for _, app := range []string{"later", "late"} {
+			f.eventually(patience, app+" waits at the gate", func() error {
+				if pods, gated := f.pods(app), f.behindGates(app); len(pods) != 5 || gated != 5 {
+					return fmt.Errorf("%d pods are at the gate, of %d", gated, len(pods))
+				}
+				return nil
+			})
+		}
+		f.create(overrides("later", rules...), overrides("same", rules...), deployment("same", 5, "policy", requiresOverride("same")))
+		for _, app := range []string{"later", "late", "same"} {
+			f.eventually(patience, app+" is 3:2", func() error {
+				return f.spreadIs(app, map[string]int{"start-a": 3, "start-b": 2})
+			})
+		}
+		kubelet.stopAfter("same")
+		if bound < 35 {
 			t.Errorf("the watch reported %d pods", bound)
 		}
 	})

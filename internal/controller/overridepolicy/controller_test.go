@@ -146,6 +146,10 @@ func mode(m gm.ReschedulingMode) build.Option {
 	return build.With(func(p *gm.PropagationPolicy) { p.Spec.Rescheduling.Mode = m })
 }
 
+func waiting(reason string) corev1.ContainerState {
+	return corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason}}
+}
+
 func TestReconcile(t *testing.T) {
 	replace := func(objects []build.Object, with build.Object) []build.Object {
 		for i := range objects {
@@ -168,6 +172,11 @@ func TestReconcile(t *testing.T) {
 		as("wrong.io/nginx:1")(p)
 		build.Annotation(gm.OriginalImagesAnnotation, `{"c":"nginx:1"}`)(p)
 	})
+	// unpulled is a pod that has never started: the kubelet cannot pull its image.
+	unpulled := build.With(func(p *corev1.Pod) {
+		p.Status.Phase, p.Status.Conditions = corev1.PodPending, nil
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c", State: waiting("ImagePullBackOff")}}
+	})
 	tests := map[string]struct {
 		objects []build.Object
 		patched []string
@@ -186,6 +195,16 @@ func TestReconcile(t *testing.T) {
 				p.Spec.Containers[0].RestartPolicy = new(corev1.ContainerRestartPolicyOnFailure)
 			}))),
 			reason: gm.ReasonConverging, pods: 3,
+		},
+		"containers that cannot start without the change are none of those": {
+			objects: append(base(3), running(0, once(corev1.RestartPolicyNever), unpulled), running(1, once(corev1.RestartPolicyOnFailure), unpulled), running(2, once(corev1.RestartPolicyNever))),
+			patched: []string{"web-1-0", "web-1-1"}, reason: gm.ReasonConverging, pods: 3,
+		},
+		"but those that may start at any moment are": {
+			objects: append(base(1), running(0, once(corev1.RestartPolicyNever), unpulled, build.With(func(p *corev1.Pod) {
+				p.Status.ContainerStatuses[0].State = waiting("ContainerCreating")
+			}))),
+			reason: gm.ReasonConverging, pods: 1,
 		},
 		"a pod that does no work is first": {
 			objects: append(base(2), running(0), running(1, notReady)), patched: []string{"web-1-1"}, reason: gm.ReasonConverging, pods: 2,

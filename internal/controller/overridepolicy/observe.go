@@ -215,9 +215,10 @@ func (r *Reconciler) observePod(s *scope, w *workload, pod seats.SeatView) {
 		w.stale = append(w.stale, pod)
 	case err != nil:
 		w.failure = err
-	case change.Needed() && pod.RunsOnce:
+	case change.Needed() && pod.RunsOnce && !change.Starts():
 		// The kubelet ends a container before it pulls the other image. If that fails once, a
-		// Job counts the pod as done.
+		// Job counts the pod as done. A pod that went past the webhook may wait for ever for an
+		// image that only the rules make one of this group: it has nothing to lose.
 		w.kept++
 	case change.Needed():
 		w.due = append(w.due, duePod{pod.Pod, pod.Group, change})

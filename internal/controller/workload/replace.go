@@ -41,6 +41,9 @@ func (r *Reconciler) replace(ctx context.Context, s *scope, pod *seats.Pod) (sta
 	if err != nil {
 		return false, err
 	}
+	if creation.Missing {
+		return true, phase.Wait("the OverridePolicy of the pod's workload", retrySeat)
+	}
 	if !r.Policies.ExtenderInUse() && !a.Divided() && !a.Allows(r.Ledger.NodeGroup(pod.For)) {
 		return true, phase.Wait("the pod's node to join a NodeGroup of the policy", retrySeat)
 	}

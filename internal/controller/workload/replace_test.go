@@ -82,6 +82,10 @@ func TestGatedPods(t *testing.T) {
 		"a missing PropagationPolicy is ignored: its successor would be the same": {
 			objects: append(web(build.Requires("gone", "o"), ignore), args, node), pod: gated("a", time.Hour), woken: []string{"a"},
 		},
+		"an OverridePolicy that another owner was bound to is gone": {
+			objects: []build.Object{build.Deployment("web", build.Bound("p", ""), build.Replicas(1)), build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")), build.Bound("", "o")), policy, node},
+			pod:     gated("a", time.Hour, build.OwnedBy(build.ReplicaSet("web-1"))), requeue: retrySeat,
+		},
 		"the pod of a DaemonSet needs no seat": {
 			objects: []build.Object{build.DaemonSet("web", build.Bound("", "o")), args, node},
 			pod:     build.Pod("a", build.OwnedBy(build.DaemonSet("web")), build.Gated(), build.Created(time.Unix(0, 0))), evicted: []string{"a"},

@@ -54,6 +54,11 @@ func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership
 	if a.Divided() && creation.Early {
 		wait = pinnedLater
 	}
+	// Nothing gives a pod its overrides after its creation, but for the extender: a pod that is
+	// pinned without them would start without them as soon as its gate is removed.
+	if creation.Missing && (wait == pinnedLater || !w.Policies.ExtenderInUse()) {
+		return wait
+	}
 	ask := assign.Request{Pod: object, Revision: revision, Token: token, Overridden: creation.Rules != nil, DryRun: dryRun}
 	switch {
 	case !a.Divided():

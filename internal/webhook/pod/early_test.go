@@ -241,6 +241,15 @@ func TestAssign(t *testing.T) {
 		"an OverridePolicy that cannot be used": {
 			objects: ground(both, toHz, build.OverridePolicy("o", build.Registry("hz", "no registry"))), want: gated,
 		},
+		"an OverridePolicy that this replica has not read yet": {
+			objects: ground(both, toHz), want: gated,
+		},
+		"the extender overrides a pod that is Late": {
+			objects: ground(both, when(gm.AssignmentLate)), want: asItWas,
+		},
+		"a missing OverridePolicy that is ignored": {
+			objects: ground(requires, toHz), want: seated, seats: 1,
+		},
 		"a deleted PropagationPolicy": {
 			objects: ground(both, args), want: asItWas,
 		},

@@ -72,6 +72,10 @@ type Assigner interface {
 	Assign(ctx context.Context, ask assign.Request) (assign.Answer, error)
 }
 
+// AnswersWithin returns the time from the arrival of a review to its answer, the wait for a turn
+// included.
+func (w *Webhook) AnswersWithin() time.Duration { return admitTimeout }
+
 // SetupWithManager registers the webhook.
 func (w *Webhook) SetupWithManager(mgr ctrl.Manager) {
 	mgr.GetWebhookServer().Register(Path, w)

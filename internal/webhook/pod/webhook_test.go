@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -390,11 +391,6 @@ func TestAPodIsAdmittedUnchangedWhenItsOwnersCannotBeFound(t *testing.T) {
 		w, _ := newWebhook(t)
 		check(t, w)
 	})
-	t.Run("the API server fails", func(t *testing.T) {
-		w, api := newWebhook(t)
-		api.Fail(http.StatusInternalServerError)
-		check(t, w)
-	})
 	t.Run("owners are not listed yet", func(t *testing.T) {
 		check(t, &Webhook{Walker: owners.NewWalker(build.NewAPI(t, build.ReplicaSet("rs", build.Requires("p", ""))).Client())})
 	})
@@ -406,6 +402,16 @@ func TestAPodIsAdmittedUnchangedWhenItsOwnersCannotBeFound(t *testing.T) {
 			t.Errorf("the pod changed (-want +got):\n%s", diff)
 		}
 	})
+}
+
+// TestAPodWhoseNewOwnerCannotBeReadWaits: the watch has not delivered the owner yet, and the API
+// server does not answer in time. The owner may require policies.
+func TestAPodWhoseNewOwnerCannotBeReadWaits(t *testing.T) {
+	w, api := newWebhook(t)
+	api.Fail(http.StatusInternalServerError)
+	if got := admit(t, w, webPod(), false); !slices.Equal(gates(got), []string{gm.PolicyGate}) {
+		t.Errorf("gates are %v", gates(got))
+	}
 }
 
 func TestAnOwnerThatIsNotListedYetIsFound(t *testing.T) {
