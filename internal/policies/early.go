@@ -192,7 +192,7 @@ func (r *Resolver) creationRules(ctx context.Context, o *ownership.Object, c *Cr
 	}
 	policy, err := r.Override(ctx, o.Namespace, o.Policies.RequiredOverride)
 	if apierrors.IsNotFound(err) {
-		c.Missing = !o.IgnoreMissing
+		c.Missing = !o.IgnoreMissing || o.Policies.Override() == ownership.Bound // another replica has read it
 		return nil
 	}
 	if err != nil {

@@ -105,9 +105,10 @@ func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership
 }
 
 // ignoresMissing returns true if the workload is treated as one without policies while
-// its PropagationPolicy is missing.
+// its PropagationPolicy is missing. One that is bound is not: another replica has read the policy.
 func ignoresMissing(policyOwners ownership.PolicyOwners) bool {
-	return policyOwners.Propagation != nil && policyOwners.Propagation.IgnoreMissing
+	o := policyOwners.Propagation
+	return o != nil && o.IgnoreMissing && o.Policies.Propagation() != ownership.Bound
 }
 
 // admitLate returns late if a pod that gets its seat while it is scheduled may be

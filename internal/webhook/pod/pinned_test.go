@@ -53,6 +53,10 @@ func TestWithoutExtender(t *testing.T) {
 			build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore)(o)
 		}
 	}
+	bound := func(o build.Object) {
+		build.Bound("p", "o")(o)
+		build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore)(o)
+	}
 	free, waits := pod{Image: "nginx:1"}, pod{Gated: true, Image: "nginx:1"}
 	for name, tc := range map[string]struct {
 		objects []build.Object
@@ -67,6 +71,8 @@ func TestWithoutExtender(t *testing.T) {
 		"the OverridePolicy is missing":      {ground(build.Requires("p", "o"), toHz), webPod(), waits},
 		"this replica has not read it yet":   {ground(build.Bound("p", "o"), toHz), webPod(), waits},
 		"it is ignored while it is missing":  {ground(ignoring("p", "o"), toHz), webPod(), pod{Pinned: true, Image: "nginx:1"}},
+		"another replica has read it":        {ground(bound, toHz), webPod(), waits},
+		"and the PropagationPolicy":          {ground(bound), webPod(), waits},
 		"a DaemonSet's that is missing":      {daemons(build.Bound("", "o")), daemon("node-hz"), waits},
 		"images without a PropagationPolicy": {ground(build.Bound("", "o"), images), webPod(), waits},
 		"no policy":                          {ground(build.Replicas(1), toHz, images), webPod(), free},
