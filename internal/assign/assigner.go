@@ -202,10 +202,15 @@ func (d *Assigner) answerClass(ctx context.Context, pod *ownership.Object, ask R
 	return answer, err
 }
 
-// catchUp waits until done returns true, or for catchUpTimeout: the watches may be behind.
+// catchUp waits until done returns true, or for catchUpTimeout, but not after the caller's deadline:
+// the watches may be behind.
 func catchUp(ctx context.Context, done func(context.Context) bool) {
+	within := catchUpTimeout
+	if deadline, is := ctx.Deadline(); is {
+		within = min(within, time.Until(deadline))
+	}
 	bounded.Outside(ctx, func() {
-		_ = wait.PollUntilContextTimeout(context.WithoutCancel(ctx), catchUpInterval, catchUpTimeout, false, func(ctx context.Context) (bool, error) {
+		_ = wait.PollUntilContextTimeout(context.WithoutCancel(ctx), catchUpInterval, within, false, func(ctx context.Context) (bool, error) {
 			return done(ctx), nil
 		})
 	})

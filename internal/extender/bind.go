@@ -23,6 +23,9 @@ import (
 // the pod again.
 var errSeatTaken = errors.New("the node's NodeGroup got its share of the workload's pods meanwhile")
 
+// errBehind: kube-scheduler tries the pod again, and the caches have caught up by then.
+var errBehind = errors.New("the watch has not delivered the policies of the pod's workload yet")
+
 // errNotOverridden: the pod was created without the overrides that cannot be applied later.
 // The OverridePolicy's controller recreates it.
 var errNotOverridden = errors.New("the pod was created without the overrides of the node's NodeGroup, and will be recreated")
@@ -107,6 +110,9 @@ func (h *Handler) prepare(ctx context.Context, pod *seats.Pod, node string) (sta
 	unplaced := workload.Propagation == nil || ignoresPropagation(workload, err)
 	if err != nil && workload.Propagation == nil || err != nil && !unplaced {
 		return stamps{}, err
+	}
+	if h.Policies.IsBehind(pod, workload) {
+		return stamps{}, errBehind
 	}
 	if !workload.Managed() {
 		return stamps{}, nil

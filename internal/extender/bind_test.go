@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -76,6 +77,7 @@ func TestBind(t *testing.T) {
 	daemons := build.DaemonSet("agent", build.Bound("p", "o"))
 	args := build.OverridePolicy("o", build.Args("hz", "c", "--hz"))
 	overridden := fixedHash(t, args, "hz")
+	ahead := webPod(0, build.Requires("p", "o"), build.Annotation(gm.AdmittedAnnotation, "true"), build.Created(time.Now().Add(time.Hour)))
 	type labels map[string]string
 	managed := labels{gm.RequiredPropagationPolicyLabel: "p", gm.BindingPropagationPolicyLabel: "p", gm.NodeGroupLabel: "hz"}
 	tests := map[string]struct {
@@ -97,6 +99,9 @@ func TestBind(t *testing.T) {
 		},
 		"an unmanaged pod is bound as it is": {
 			objects: append(ground(), build.Pod("bare")), pod: build.Pod("bare"), node: "node-out", writes: []string{"bind"},
+		},
+		"a new pod that names a policy which its workload does not have here yet": {
+			objects: append(ground(), ahead), pod: ahead, node: "node-hz", fails: true, says: errBehind.Error(),
 		},
 		"a group that filled up meanwhile": {
 			objects: append(append(ground(), webPod(0)), fullGroup...), pod: webPod(0), node: "node-hz", fails: true,

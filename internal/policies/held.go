@@ -1,6 +1,28 @@
 package policies
 
-import "k8s.io/apimachinery/pkg/types"
+import (
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/seats"
+)
+
+// behindTime is how long the cache of owners may be behind that of pods at most.
+const behindTime = 30 * time.Second
+
+// IsBehind returns whether a new pod names other policies than its workload has in the caches. The
+// webhook writes the names into the pod, so a replica may have seen a later state of the workload than
+// this one. After behindTime the workload has changed since.
+func (r *Resolver) IsBehind(pod *seats.Pod, workload ownership.PolicyOwners) bool {
+	if !pod.Admitted || r.clock.Now().Sub(pod.Created) > behindTime {
+		return false
+	}
+	has := workload.Policies()
+	differs := func(named, has string) bool { return named != "" && named != has }
+	return differs(pod.Policies.RequiredPropagation, has.RequiredPropagation) || differs(pod.Policies.RequiredOverride, has.RequiredOverride)
+}
 
 // OnHeld adds a handler that is called when SetHeld sets, changes or removes the reason of a
 // workload.

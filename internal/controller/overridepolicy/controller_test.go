@@ -220,6 +220,14 @@ func TestReconcile(t *testing.T) {
 		"nothing is to change": {
 			objects: append(base(1), running(0, as("hz.io/nginx:1"))), reason: gm.ReasonSatisfied, pods: 1, updated: 1,
 		},
+		"a pod that waits for room in its group has the images from its start": {
+			objects: append(base(1), running(0, build.On(""), build.Seated("hz"), notReady)), patched: []string{"web-1-0"}, reason: gm.ReasonNoPods,
+		},
+		"a pod of a Job that was created by other rules, and cannot start": {
+			objects: append(base(0)[2:3:3], build.OverridePolicy("o", build.Args("hz", "c", "--hz"), build.Registry("hz", "hz.io")), build.Node("node-hz", build.InGroup("hz")),
+				build.Job("batch", build.Bound("p", "o")), running(0, build.OwnedBy(build.Job("batch")), once(corev1.RestartPolicyNever), unpulled)),
+			patched: []string{"web-1-0"}, reason: gm.ReasonConverging, pods: 1,
+		},
 		"pods on nodes of no group, pods that wait and pods that are over are not changed": {
 			objects: append(base(3), running(0, build.On("node-out")), running(1, build.On("")), running(2, build.Deleting("example.com/f"))),
 			reason:  gm.ReasonNoPods,

@@ -209,6 +209,8 @@ func (r *Reconciler) observePod(s *scope, w *workload, pod seats.SeatView) {
 	w.pods++
 	change, err := policies.Images(s.rules, pod.Group, pod.Pod)
 	switch stale := s.rules.FixedHash(pod.Group) != pod.Overrides; {
+	case stale && r.Walker.OfJob(pod.Controller) && err == nil && change.Needed() && change.Starts():
+		w.due = append(w.due, duePod{pod.Pod, pod.Group, change}) // it is not recreated, and cannot start as it is
 	case stale && r.Walker.OfJob(pod.Controller):
 		w.kept++
 	case stale:
@@ -240,6 +242,8 @@ func (r *Reconciler) observeWaiting(s *scope, w *workload, pod seats.SeatView) {
 	case pod.Pinned():
 		if s.rules.FixedHash(pod.Group) != pod.Overrides {
 			w.stale = append(w.stale, pod)
+		} else if change, err := policies.Images(s.rules, pod.Group, pod.Pod); err == nil && change.Needed() && !pod.Gated && !pod.RunsOnce {
+			w.due = append(w.due, duePod{pod.Pod, pod.Group, change}) // nothing else overrides it when it gets a node
 		}
 	case pod.Gated:
 	default:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -17,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
@@ -72,6 +74,36 @@ func TestPodsOfAnOwnerThatIsNotCachedYetStay(t *testing.T) {
 	}
 	if result.RequeueAfter != retryUnread {
 		t.Errorf("runs again after %s, want %s: the pod would stay at the gate for ever", result.RequeueAfter, retryUnread)
+	}
+}
+
+// TestPodsThatNamePoliciesOfALaterStateStay: the webhook has seen the labels of the workload, and the
+// leader has not yet. Some time later the labels have been taken away since.
+func TestPodsThatNamePoliciesOfALaterStateStay(t *testing.T) {
+	for name, before := range map[string]build.Option{
+		"no policy":                 build.Replicas(1),
+		"the PropagationPolicy":     build.Bound("p", ""),
+		"another PropagationPolicy": build.Bound("other", "o"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			web := build.Deployment("web", before, build.Replicas(1))
+			s := newSite(t, web, build.ReplicaSet("web-1", build.OwnedBy(web)), policy, override, build.PropagationPolicy("other", build.Weight(1, "hz")), node)
+			s.World.Add(t, gated("a", 0, build.OwnedBy(build.ReplicaSet("web-1")), build.Container("c", "nginx:1"), build.Requires("p", "o"), build.Annotation(gm.AdmittedAnnotation, "true")))
+			for _, uid := range []types.UID{"web", "web-1"} {
+				if _, err := s.Reconcile(t.Context(), request{uid}); err != nil || len(s.woken) != 0 {
+					t.Errorf("woken: %v, error %v", s.woken, err)
+				}
+			}
+			s.World.Clock.Step(time.Minute)
+			for _, uid := range []types.UID{"web", "web-1"} {
+				if _, err := s.Reconcile(t.Context(), request{uid}); err != nil {
+					t.Error(err)
+				}
+			}
+			if len(s.woken) == 0 {
+				t.Error("the pod stays for ever")
+			}
+		})
 	}
 }
 

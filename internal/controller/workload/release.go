@@ -95,6 +95,8 @@ func (r *Reconciler) releaseCohort(ctx context.Context, s *scope, cohort seats.C
 func (r *Reconciler) checkOwners(ctx context.Context, pod *seats.Pod) error {
 	workload, _, err := r.Walker.PolicyOwners(ctx, pod.Object())
 	switch {
+	case err == nil && r.Policies.IsBehind(pod, workload):
+		return phase.Wait("the watch to deliver the policies of the pod's owners", retryUnread)
 	case errors.Is(err, owners.ErrOwnerUnread):
 		return phase.Wait(err.Error(), retryUnread)
 	case err == nil && workload.Managed() && !r.Walker.PolicyOwnersOf(pod.Owner()).Managed():
@@ -122,6 +124,8 @@ func (r *Reconciler) releaseLeft(ctx context.Context, s *scope) error {
 				}
 			}
 			switch {
+			case err == nil && pod.Gated && r.Policies.IsBehind(pod.Pod, workload):
+				errs = append(errs, phase.Wait("the watch to deliver the policies of the pod's owners", retryUnread))
 			case errors.Is(err, owners.ErrOwnerUnread):
 				errs = append(errs, phase.Wait(err.Error(), retryUnread))
 			case errors.Is(err, owners.ErrOwnerGone):

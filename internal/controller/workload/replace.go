@@ -11,6 +11,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
+	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
@@ -28,9 +29,12 @@ const (
 // evicted: the Job is suspended and resumed, or the pod starts as it is.
 func (r *Reconciler) replace(ctx context.Context, s *scope, pod *seats.Pod) (stays bool, err error) {
 	if pod.Pinned() {
-		return false, nil
+		return r.releasePinned(ctx, s, pod)
 	}
 	a, err := r.Policies.Assignment(ctx, pod.Object(), pod.Revision)
+	if errors.Is(err, owners.ErrOwnerGone) {
+		return true, phase.Wait("the garbage collector, or another owner", retrySeat)
+	}
 	if err != nil {
 		return pod.Controller != nil || !r.Policies.ExtenderInUse(), nil // the status of the policy shows the error
 	}

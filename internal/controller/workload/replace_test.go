@@ -109,6 +109,17 @@ func TestGatedPods(t *testing.T) {
 	}
 }
 
+// TestRulesThatAreEditedWhileAPodWaits: a pod that has its group leaves the gate with the images that
+// the rules want now.
+func TestRulesThatAreEditedWhileAPodWaits(t *testing.T) {
+	s := newSite(t, append(web(build.Bound("p", "o")), policy, override, node)...)
+	s.World.Add(t, gated("a", 0, build.Seated("hz"), build.Container("c", "old.io/nginx:1"), build.Annotation(gm.OriginalImagesAnnotation, `{"c":"nginx:1"}`)))
+	s.reconcile("web")
+	if pod := s.pod("a"); pod.Spec.Containers[0].Image != "hz.io/nginx:1" || len(pod.Spec.SchedulingGates) != 0 {
+		t.Errorf("the pod has image %s and gates %v", pod.Spec.Containers[0].Image, pod.Spec.SchedulingGates)
+	}
+}
+
 func TestAnswersToAnEvictionOfAGatedPod(t *testing.T) {
 	broken := errors.New("broken")
 	tests := map[string]struct {

@@ -34,15 +34,9 @@ func (r *Reconciler) settle(ctx context.Context, s *scope, pod *seats.Pod, a pol
 	if err != nil {
 		return err
 	}
-	live, err := r.Pods.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) || err == nil && live.UID != pod.UID {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("reading pod %s: %w", pod.Key(), err)
-	}
-	if !slices.ContainsFunc(live.Spec.SchedulingGates, isOurs) {
-		return nil // the watch delivers that
+	live, err := r.live(ctx, pod)
+	if live == nil || err != nil {
+		return err
 	}
 	changed := live.DeepCopy()
 	if group == "" {
@@ -74,6 +68,62 @@ func (r *Reconciler) settle(ctx context.Context, s *scope, pod *seats.Pod, a pol
 		assign.SetCost(changed, assign.SeatCost(r.Ledger, a, pod.Controller, pod.UID, group))
 	}
 	delete(changed.Annotations, gm.UnassignedAnnotation)
+	if err := r.ungate(ctx, s, pod, live, changed); err != nil {
+		return err
+	}
+	log.FromContext(ctx).V(1).Info("Settled a pod that waited at the gate", "pod", pod.Key(), "nodeGroup", group)
+	return nil
+}
+
+// releasePinned takes a pod that has its group off the gate with the images that the rules want now, if
+// they were edited while it waited. It reports whether the pod stays.
+func (r *Reconciler) releasePinned(ctx context.Context, s *scope, pod *seats.Pod) (stays bool, err error) {
+	a, err := r.Policies.Assignment(ctx, pod.Object(), pod.Revision)
+	if err != nil {
+		return false, nil //nolint:nilerr // its group does not change any more
+	}
+	creation, err := r.Policies.Creation(ctx, a)
+	if err != nil {
+		return false, err
+	}
+	if creation.Missing {
+		return true, phase.Wait("the OverridePolicy of the pod's workload", retrySeat)
+	}
+	if creation.Rules == nil {
+		return false, nil
+	}
+	change, err := policies.Images(creation.Rules, pod.GroupStamp, pod)
+	if err != nil || !change.Needed() {
+		return false, nil //nolint:nilerr // the status of the OverridePolicy shows it
+	}
+	live, err := r.live(ctx, pod)
+	if live == nil || err != nil {
+		return true, err
+	}
+	changed := live.DeepCopy()
+	if err := assign.OverrideImages(changed, creation, pod.GroupStamp); err != nil {
+		return false, nil //nolint:nilerr // the status of the OverridePolicy shows it
+	}
+	return true, r.ungate(ctx, s, pod, live, changed)
+}
+
+// live reads a pod that waits at the gate. It returns nil if the pod is gone, or does not wait any more.
+func (r *Reconciler) live(ctx context.Context, pod *seats.Pod) (*corev1.Pod, error) {
+	live, err := r.Pods.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && live.UID != pod.UID {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading pod %s: %w", pod.Key(), err)
+	}
+	if !slices.ContainsFunc(live.Spec.SchedulingGates, isOurs) {
+		return nil, nil // the watch delivers that
+	}
+	return live, nil
+}
+
+// ungate takes the gate off a pod, and writes what else has changed in it, and its policy labels.
+func (r *Reconciler) ungate(ctx context.Context, s *scope, pod *seats.Pod, live, changed *corev1.Pod) error {
 	if changed.Labels == nil {
 		changed.Labels = map[string]string{}
 	}
@@ -92,7 +142,6 @@ func (r *Reconciler) settle(ctx context.Context, s *scope, pod *seats.Pod, a pol
 		}
 		return err
 	}
-	log.FromContext(ctx).V(1).Info("Settled a pod that waited at the gate", "pod", pod.Key(), "nodeGroup", group)
 	return nil
 }
 

@@ -41,10 +41,11 @@ func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership
 	revision := w.Walker.Revision(object.Controller, pod.Labels)
 	a, err := w.Policies.AssignmentOnceBound(ctx, object, revision)
 	if err != nil {
-		if w.Policies.ExtenderInUse() || ignoresMissing(a.PolicyOwners) {
-			return late // the extender refuses all nodes, or no policy applies
+		ignored := ignoresMissing(a.PolicyOwners)
+		if !ignored && (!w.Policies.ExtenderInUse() || a.PolicyOwners.Override != nil) {
+			return waiting // the OverridePolicy may change what the extender cannot
 		}
-		return waiting
+		return late // the extender refuses all nodes, or no policy applies
 	}
 	creation, err := w.Policies.Creation(ctx, a)
 	if err != nil {
@@ -65,7 +66,7 @@ func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership
 		if ask.Node = seats.NodeOf(pod); ask.Node == "" || !creation.AtOnce {
 			return late
 		}
-	case !creation.Early && (!creation.Waiting || seats.HasClaims(&pod.Spec)):
+	case !creation.Early && (!creation.Waiting || creation.Missing || seats.HasClaims(&pod.Spec)):
 		return w.admitLate(ctx, pod, a, ask)
 	case len(volumes.Claims(&pod.Spec)) > maxClaims:
 		return wait // the leader reads them while the pod waits at the gate

@@ -251,7 +251,10 @@ func TestAssign(t *testing.T) {
 			objects: ground(requires, toHz), want: seated, seats: 1,
 		},
 		"a deleted PropagationPolicy": {
-			objects: ground(both, args), want: asItWas,
+			objects: ground(both, args), want: gated,
+		},
+		"a deleted PropagationPolicy of a workload without an OverridePolicy: the extender refuses all nodes": {
+			objects: ground(build.Bound("p", "")), want: asItWas,
 		},
 		"a missing PropagationPolicy that is ignored": {
 			objects: ground(requires, args), want: asItWas,
@@ -446,6 +449,13 @@ func TestPodsOfAnOwnerThatWaitsAreCreatedWithTheirGroup(t *testing.T) {
 		"a pod whose volumes may be elsewhere":      {late, refused(replicaSet), webPod(claim), false, false},
 		"no group has a node: it waits at the gate": {nowhere, refused(replicaSet), webPod(), false, true},
 	}
+	t.Run("their OverridePolicy is not there", func(t *testing.T) {
+		w, _ := newWebhook(t, ground(build.Bound("p", "o"), late)...)
+		w.Assigner.(*assign.Assigner).Ledger.Observe(seats.Slim(refused(replicaSet)))
+		if got := admit(t, w, webPod(), false); got.Annotations[gm.SeatAnnotation] != "" || got.Spec.Affinity != nil {
+			t.Errorf("the pod is pinned without its overrides: %v", got.Annotations)
+		}
+	})
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			w, _ := newWebhook(t, ground(build.Bound("p", ""), tc.policy, job)...)
