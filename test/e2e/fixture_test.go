@@ -278,7 +278,16 @@ func (f *fixture) group(name string, n int) {
 		Spec:       gm.NodeGroupSpec{MatchLabels: map[string]string{"test-group": name}},
 	})
 	f.eventually(patience, "the NodeGroup has its nodes", func() error {
-		return f.contains(name, names...)
+		if err := f.contains(name, names...); err != nil {
+			return err
+		}
+		groups := f.groupsOfNodes() // the status may be there before the last label is
+		for _, node := range names {
+			if groups[node] != name {
+				return fmt.Errorf("node %s has the NodeGroup %q", node, groups[node])
+			}
+		}
+		return nil
 	})
 }
 
