@@ -312,7 +312,7 @@ func (heavyHook) Weights() bounded.Weights { return bounded.Weights{Text: maxDec
 
 func (heavyHook) ServeHTTP(http.ResponseWriter, *http.Request) {}
 
-// TestAWebhookKnowsWhenItsCallerGoesAway: its time counts from the arrival of the request.
+// TestAWebhookKnowsWhenItsCallerGoesAway: its context ends the time that it has after the request came.
 func TestAWebhookKnowsWhenItsCallerGoesAway(t *testing.T) {
 	s := NewServer("127.0.0.1:0", certificate(t), logr.Discard())
 	s.Register("/hook", timedHook{})

@@ -96,14 +96,16 @@ func (r *Reconciler) checkOwners(ctx context.Context, pod *seats.Pod) error {
 	workload, _, err := r.Walker.PolicyOwners(ctx, pod.Object())
 	switch {
 	case err == nil && r.Policies.IsBehind(pod, workload):
-		return phase.Wait("the watch to deliver the policies of the pod's owners", retryUnread)
+		return waitForOwners()
 	case errors.Is(err, owners.ErrOwnerUnread):
 		return phase.Wait(err.Error(), retryUnread)
 	case err == nil && workload.Managed() && !r.Walker.PolicyOwnersOf(pod.Owner()).Managed():
-		return phase.Wait("the watch to deliver the pod's owners", retryUnread)
+		return waitForOwners()
 	}
 	return nil
 }
+
+func waitForOwners() error { return phase.Wait("the watch to deliver the pod's owners", retryUnread) }
 
 // releaseLeft takes the pods of an owner off the gate that the walker does not hold any
 // more, because its kind was removed from the ConfigMap. No other workload enqueues them.
@@ -118,14 +120,16 @@ func (r *Reconciler) releaseLeft(ctx context.Context, s *scope) error {
 			}
 			workload, _, err := r.Walker.PolicyOwners(ctx, pod.Object())
 			if err == nil && pod.Gated {
+				if r.Policies.IsBehind(pod.Pod, workload) { // before its class, which may take the gate off
+					errs = append(errs, waitForOwners())
+					continue
+				}
 				if done, err := r.classify(ctx, s, pod.Pod); done || err != nil {
 					errs = append(errs, err)
 					continue
 				}
 			}
 			switch {
-			case err == nil && pod.Gated && r.Policies.IsBehind(pod.Pod, workload):
-				errs = append(errs, phase.Wait("the watch to deliver the policies of the pod's owners", retryUnread))
 			case errors.Is(err, owners.ErrOwnerUnread):
 				errs = append(errs, phase.Wait(err.Error(), retryUnread))
 			case errors.Is(err, owners.ErrOwnerGone):
@@ -134,7 +138,7 @@ func (r *Reconciler) releaseLeft(ctx context.Context, s *scope) error {
 			case !workload.Managed() && (pod.Gated || pod.Nudge != nudge):
 				errs = append(errs, r.wake(ctx, s, pod.Pod, nudge))
 			case pod.Gated: // seen before its owner, and the event of the owner may not enqueue it
-				errs = append(errs, phase.Wait("the watch to deliver the pod's owners", retryUnread))
+				errs = append(errs, waitForOwners())
 			}
 		}
 	}
