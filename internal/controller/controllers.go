@@ -4,6 +4,7 @@ package controller
 import (
 	"fmt"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -40,6 +41,9 @@ type Deps struct {
 	// Synced returns whether Walker and Ledger have read everything that exists and this
 	// replica is the leader. No controller that uses them reconciles before.
 	Synced func() bool
+	// SchedulerName and Mark are those of workload.Reconciler.
+	SchedulerName string
+	Mark          corev1.ResourceName
 	// Gangs is the controller of PodGroups; nil runs none. Setup sets its recorders.
 	Gangs *podgroup.Reconciler
 	// Evictor bounds the evictions of all controllers together.
@@ -55,6 +59,7 @@ func Setup(mgr ctrl.Manager, d Deps) error {
 		"nodegroup": (&nodegroup.Reconciler{Client: mgr.GetClient(), Clock: clock.RealClock{}}).SetupWithManager,
 		"workload": (&workload.Reconciler{
 			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Policies: d.Policies, Synced: d.Synced, Recorder: events, Evictor: d.Evictor, Jobs: restarter, Clock: clock.RealClock{},
+			SchedulerName: d.SchedulerName, Mark: d.Mark,
 		}).SetupWithManager,
 		"propagationpolicy": (&propagationpolicy.Reconciler{
 			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Policies: d.Policies, Synced: d.Synced, Recorder: events, Evictor: d.Evictor, Jobs: restarter, Clock: clock.RealClock{},

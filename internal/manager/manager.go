@@ -386,6 +386,7 @@ func (p *parts) addControllers(context.Context) error {
 		Gangs:     p.gangs.reconciler(),
 		Namespace: p.config.Namespace, Pools: p.config.Pools,
 		Pods: p.client, Walker: p.walker, Ledger: p.ledger, Policies: p.policies, Synced: p.leading.Load,
+		SchedulerName: p.config.SchedulerName, Mark: corev1.ResourceName(p.config.MarkResource),
 		Evictor: &eviction.Evictor{
 			Client: p.client,
 			Pace:   eviction.NewPace(rate.Limit(p.config.EvictionsPerSecond), max(1, int(p.config.EvictionsPerSecond*10))),

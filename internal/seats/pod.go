@@ -62,6 +62,11 @@ type Pod struct {
 	// NamesNode: the pod's owner created it for one node, and its class is that node's.
 	NamesNode bool
 
+	// Scheduler is the pod's scheduler; "" for the default one, and for a name that is too long.
+	Scheduler string
+	// Marks are the extended resources of which the first container requests 0; nil for nearly all
+	// pods. Atoll's webhook adds such a request: see the flag --mark-resource.
+	Marks []corev1.ResourceName
 	// For is the one node that a DaemonSet's pod is for; "" for other pods.
 	For string
 	// Node is empty until the pod is bound.
@@ -203,12 +208,16 @@ func SlimBy(revision RevisionOf, pod *corev1.Pod) *Pod {
 		Unassigned:    conditions.Bounded(pod.Annotations[gm.UnassignedAnnotation]),
 		ClassStamp:    capacity.ParseClass(pod.Labels[gm.CapacityClassLabel]),
 		NamesNode:     pod.Annotations[gm.CapacityReasonAnnotation] == capacity.NamesNode,
+		Marks:         marksOf(&pod.Spec),
 		For:           NodeOf(pod),
 		Node:          pod.Spec.NodeName,
 		Finished:      pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed,
 		RunsOnce:      runsOnce(&pod.Spec),
 		Nudge:         short(pod.Annotations[gm.NudgeAnnotation]),
 		Created:       pod.CreationTimestamp.Time,
+	}
+	if name := pod.Spec.SchedulerName; name != corev1.DefaultSchedulerName {
+		p.Scheduler = short(name)
 	}
 	p.Active = pod.DeletionTimestamp == nil && !p.Finished
 	p.Demand = fit.DemandOf(pod, p.affinity(pod))
@@ -235,6 +244,22 @@ func SlimBy(revision RevisionOf, pod *corev1.Pod) *Pod {
 	p.setContainers(pod)
 	return p
 }
+
+// marksOf returns the extended resources of which the first container requests 0.
+func marksOf(spec *corev1.PodSpec) (marks []corev1.ResourceName) {
+	if len(spec.Containers) == 0 {
+		return nil
+	}
+	for name, quantity := range spec.Containers[0].Resources.Requests {
+		if len(marks) < maxMarks && quantity.IsZero() && strings.Contains(string(name), "/") && len(name) <= maxToken {
+			marks = append(marks, name)
+		}
+	}
+	return marks
+}
+
+// maxMarks bounds the marks of a pod that are kept.
+const maxMarks = 4
 
 // runsOnce returns whether a container that ends may stay ended.
 func runsOnce(spec *corev1.PodSpec) bool {

@@ -22,6 +22,7 @@ import (
 	"fmt"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -70,6 +71,10 @@ type Reconciler struct {
 	Evictor  *eviction.Evictor
 	Jobs     *jobs.Restarter
 	Clock    clock.PassiveClock
+	// SchedulerName and Mark are those that the webhook gives to managed pods so that kube-scheduler
+	// calls the extender for them (flags --scheduler-name and --mark-resource); "" gives none.
+	SchedulerName string
+	Mark          corev1.ResourceName
 
 	changed *trigger.Source[request]
 	givenUp givenUp

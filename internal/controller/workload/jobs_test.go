@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/seats"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
@@ -85,6 +86,25 @@ func TestNoPodOfAJobIsDiscarded(t *testing.T) {
 			}
 			if want := len(tc.woken) + min(1, len(tc.woken)); told != want {
 				t.Errorf("%d events, want %d: one for each pod that starts as it is, and one for the Job", told, want)
+			}
+		})
+	}
+}
+
+// TestAPodOfAJobThatNoExtenderWillSee: it starts as it is, but in its group.
+func TestAPodOfAJobThatNoExtenderWillSee(t *testing.T) {
+	for name, scheduler := range map[string]string{"in this form every pod is seen": "", "another scheduler calls the extender": "second"} {
+		t.Run(name, func(t *testing.T) {
+			job := batch(build.Label("kueue.x-k8s.io/queue-name", "q"))
+			s := newSite(t, job, policy, args, node)
+			s.SchedulerName = scheduler
+			if err := s.World.Pods.Tracker().Add(job); err != nil {
+				t.Fatal(err)
+			}
+			s.World.Add(t, jobPod("a"))
+			s.reconcile("batch")
+			if seen := seats.Slim(s.pod("a")); seen.Gated || seen.Pinned() != (scheduler != "") {
+				t.Errorf("the pod is %+v", seen)
 			}
 		})
 	}

@@ -3,6 +3,7 @@ package workload
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -51,11 +52,12 @@ func (r *Reconciler) replace(ctx context.Context, s *scope, pod *seats.Pod) (sta
 	if !r.Policies.ExtenderInUse() && !a.Divided() && !a.Allows(r.Ledger.NodeGroup(pod.For)) {
 		return true, phase.Wait("the pod's node to join a NodeGroup of the policy", retrySeat)
 	}
+	early := creation.Early || !r.isScheduledByExtender(pod)
 	// No rule depends on the creation of the pod: it can be changed at the gate.
-	if !creation.Fixed && (a.Divided() && creation.Early || !a.Divided() && creation.AtOnce) {
+	if !creation.Fixed && (a.Divided() && early || !a.Divided() && creation.AtOnce) {
 		return true, r.settle(ctx, s, pod, a, creation)
 	}
-	if pod.Controller == nil || !creation.Fixed || a.Counted && !creation.Early {
+	if pod.Controller == nil || !creation.Fixed || a.Counted && !early {
 		return false, nil // its successor would be the same
 	}
 	if strings.HasPrefix(pod.Unassigned, creation.Version()+" ") {
@@ -73,7 +75,7 @@ func (r *Reconciler) replace(ctx context.Context, s *scope, pod *seats.Pod) (sta
 	}
 	if a.Job {
 		stays, err := r.restartJob(ctx, s, pod, creation)
-		if stays || err != nil || r.Policies.ExtenderInUse() || !a.Divided() {
+		if stays || err != nil || r.Policies.ExtenderInUse() && r.isScheduledByExtender(pod) || !a.Divided() {
 			return stays, err
 		}
 		return true, r.settle(ctx, s, pod, a, creation) // nothing else restricts it to its group
@@ -91,4 +93,11 @@ func (r *Reconciler) replace(ctx context.Context, s *scope, pod *seats.Pod) (sta
 		log.FromContext(ctx).Info("Replaced a pod at the gate that was created without the changes of its OverridePolicy", "pod", pod.Key())
 	}
 	return true, eviction.Outcome(err)
+}
+
+// isScheduledByExtender returns false if kube-scheduler will not call the extender for a pod: it was
+// admitted while atoll-manager was installed in another form, or had to be pinned by its policy then.
+// Nothing but the gate keeps such a pod in its group.
+func (r *Reconciler) isScheduledByExtender(pod *seats.Pod) bool {
+	return (r.SchedulerName == "" || pod.Scheduler != "") && (r.Mark == "" || slices.Contains(pod.Marks, r.Mark))
 }

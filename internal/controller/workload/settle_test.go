@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -85,6 +86,42 @@ func TestPodsAtTheGateAreSettled(t *testing.T) {
 	}
 	if len(s.Evicted) > 0 {
 		t.Errorf("evicted: %s", s.Evicted)
+	}
+}
+
+// TestPodsThatNoExtenderWillSee: a pod at the gate that was admitted in another form of the
+// installation gets its group and its images there, because kube-scheduler will not ask for it.
+func TestPodsThatNoExtenderWillSee(t *testing.T) {
+	late := build.PropagationPolicy("p", build.Weight(1, "hz"), build.Assigns(gm.AssignmentLate))
+	const mark = "example.com/managed"
+	marked := build.With(func(p *corev1.Pod) {
+		p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{mark: resource.MustParse("0")}
+	})
+	isolated := build.With(func(p *corev1.Pod) { p.Spec.SchedulerName = "second" })
+	tests := map[string]struct {
+		scheduler, mark string
+		option          build.Option
+		want            bool
+	}{
+		"another scheduler calls the extender": {scheduler: "second", option: build.With(func(*corev1.Pod) {}), want: true},
+		"the pod names it":                     {scheduler: "second", option: isolated},
+		"without the mark":                     {mark: mark, option: build.With(func(*corev1.Pod) {}), want: true},
+		"with another one":                     {mark: "example.com/other", option: marked, want: true},
+		"with the mark":                        {mark: mark, option: marked},
+		"every pod is seen":                    {option: build.With(func(*corev1.Pod) {})},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, append(web(build.Bound("p", "o")), late, override, node)...)
+			s.SchedulerName, s.Mark = tc.scheduler, corev1.ResourceName(tc.mark)
+			s.World.Add(t, gated("a", 0, build.Container("c", "nginx:1"), tc.option))
+			s.reconcile("web")
+			pod := s.pod("a")
+			seen := seats.Slim(pod)
+			if want := map[bool]string{true: "hz.io/nginx:1", false: "nginx:1"}[tc.want]; seen.Gated || seen.Pinned() != tc.want || pod.Spec.Containers[0].Image != want {
+				t.Errorf("the pod is %+v, want it pinned: %t, with %s", seen, tc.want, want)
+			}
+		})
 	}
 }
 
