@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -56,6 +57,14 @@ func (r *rig) testBootstrap() {
 	two.isAnswered("with the certificate that was approved", services)
 	expires := two.readStatus().Certificate.Expires
 
+	two.eventually("certificate and answer are on disk", func() error {
+		left, err := filepath.Glob(filepath.Join(two.dir, "state", "client", "pending.key"))
+		isKept := slices.ContainsFunc(two.readStatus().Cache, func(s hub.Scope) bool { return s.Request == services.path })
+		if err == nil && (len(left) > 0 || !isKept) {
+			err = fmt.Errorf("the request is over: %t, the answer is kept: %t", len(left) == 0, isKept)
+		}
+		return err
+	})
 	two.killHub()
 	r.link.Set(relay.Silent)
 	two.startHub()
