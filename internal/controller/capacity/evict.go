@@ -44,7 +44,7 @@ func (r *Reconciler) evict(ctx context.Context, s *scope) error {
 		if !r.Ledger.Disrupt(pod.UID, s.below, s.observed.replicas, maxUnavailable) {
 			return nil // changes of its pods enqueue the workload
 		}
-		err := r.Evictor.EvictAnnounced(ctx, pod.Key(), pod.UID, pod.Node, r.Ledger.Undisrupt)
+		err := r.Evictor.EvictAnnounced(ctx, eviction.Announced{Pod: pod.Key(), UID: pod.UID, Node: pod.Node, Ready: pod.Ready}, r.Ledger.Undisrupt)
 		outcome := eviction.Outcome(err)
 		switch {
 		case err == nil:

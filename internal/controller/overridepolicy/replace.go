@@ -81,7 +81,7 @@ func (r *Reconciler) replacePods(ctx context.Context, s *scope, w *workload) err
 			errs = append(errs, phase.Wait("other pods of the workload to be available", retryDisruption))
 			break
 		}
-		err := r.Evictor.EvictAnnounced(ctx, pod.Key(), pod.UID, pod.Node, r.Ledger.Undisrupt)
+		err := r.Evictor.EvictAnnounced(ctx, eviction.Announced{Pod: pod.Key(), UID: pod.UID, Node: pod.Node, Ready: pod.Ready}, r.Ledger.Undisrupt)
 		switch {
 		case err == nil:
 			replacementsTotal.Inc()

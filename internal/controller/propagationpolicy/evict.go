@@ -140,7 +140,9 @@ func (r *Reconciler) evictBatch(ctx context.Context, w *workload, pods []*seats.
 	var running sync.WaitGroup
 	for n < len(pods) && r.Ledger.Disrupt(pods[n].UID, owners, w.observed.Replicas, w.maxUnavailable) {
 		answer, pod := &answers[n], pods[n]
-		running.Go(func() { *answer = r.Evictor.EvictAnnounced(ctx, pod.Key(), pod.UID, pod.Node, r.Ledger.Undisrupt) })
+		running.Go(func() {
+			*answer = r.Evictor.EvictAnnounced(ctx, eviction.Announced{Pod: pod.Key(), UID: pod.UID, Node: pod.Node, Ready: pod.Ready}, r.Ledger.Undisrupt)
+		})
 		n++
 	}
 	running.Wait()

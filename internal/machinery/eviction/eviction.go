@@ -6,8 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -39,6 +41,8 @@ var (
 	ErrGone = errors.New("the pod is gone")
 	// ErrBound: a pod that was to be discarded has a node by now.
 	ErrBound = errors.New("the pod has got a node")
+	// ErrReady: a pod that was to be evicted because it was not Ready is Ready by now.
+	ErrReady = errors.New("the pod has become Ready")
 )
 
 // paced is ErrPace, with the delay before the eviction should be requested again.
@@ -69,10 +73,15 @@ type Evictor struct {
 // Evict evicts a pod with a node, and takes a token of Pace for it. Errors: ErrPace,
 // ErrRefused, ErrBusy, ErrGone, or the API server's.
 func (e *Evictor) Evict(ctx context.Context, pod types.NamespacedName, uid types.UID) error {
+	return e.paced(ctx, pod, metav1.Preconditions{UID: &uid})
+}
+
+// paced is Evict with preconditions. only must hold a UID.
+func (e *Evictor) paced(ctx context.Context, pod types.NamespacedName, only metav1.Preconditions) error {
 	if ok, again := e.Pace.begin(pod.Namespace); !ok {
 		return &paced{again}
 	}
-	err := e.request(ctx, pod, metav1.Preconditions{UID: &uid})
+	err := e.request(ctx, pod, only)
 	e.Pace.end(err == nil || errors.Is(err, ErrGone)) // with ErrGone the eviction may have succeeded and its answer be lost
 	return err
 }
@@ -83,22 +92,52 @@ func (e *Evictor) Evict(ctx context.Context, pod types.NamespacedName, uid types
 // of Pace. It first reads from the API server whether the pod has a node by now, because
 // the cache may be behind. Errors: ErrBound, and those of Evict except ErrPace.
 func (e *Evictor) Discard(ctx context.Context, pod types.NamespacedName, uid types.UID) error {
+	only, err := e.only(ctx, pod, uid, func(live *corev1.Pod) error {
+		if live.Spec.NodeName != "" {
+			return ErrBound
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return e.request(ctx, pod, only)
+}
+
+// evictUnready is Evict for a pod that the cache shows as not Ready, so that its eviction
+// disturbs nothing. It first reads from the API server whether that is still so. Errors:
+// ErrReady, and those of Evict.
+func (e *Evictor) evictUnready(ctx context.Context, pod types.NamespacedName, uid types.UID) error {
+	only, err := e.only(ctx, pod, uid, func(live *corev1.Pod) error {
+		if slices.ContainsFunc(live.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue }) {
+			return ErrReady
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return e.paced(ctx, pod, only)
+}
+
+// only reads a pod from the API server, and returns the preconditions by which it is evicted in
+// the state that was read. It returns what check returns for the pod, ErrGone, ErrBusy, or the
+// API server's error.
+func (e *Evictor) only(ctx context.Context, pod types.NamespacedName, uid types.UID, check func(*corev1.Pod) error) (only metav1.Preconditions, err error) {
 	bounded, cancel := context.WithTimeout(ctx, Retry)
 	defer cancel()
 	live, err := e.Client.CoreV1().Pods(pod.Namespace).Get(bounded, pod.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		return ErrGone
+		return only, ErrGone
 	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
-		return ErrBusy
+		return only, ErrBusy
 	case err != nil:
-		return fmt.Errorf("reading pod %s: %w", pod, err)
+		return only, fmt.Errorf("reading pod %s: %w", pod, err)
 	case live.UID != uid || live.DeletionTimestamp != nil:
-		return ErrGone
-	case live.Spec.NodeName != "":
-		return ErrBound
+		return only, ErrGone
 	}
-	return e.request(ctx, pod, metav1.Preconditions{UID: &uid, ResourceVersion: &live.ResourceVersion})
+	return metav1.Preconditions{UID: &uid, ResourceVersion: &live.ResourceVersion}, check(live)
 }
 
 // request requests one eviction and names the answer. only must hold a UID.
@@ -127,27 +166,43 @@ func (e *Evictor) request(ctx context.Context, pod types.NamespacedName, only me
 	}
 }
 
+// Announced is a pod that the caller has announced as disturbed.
+type Announced struct {
+	Pod types.NamespacedName
+	UID types.UID
+	// Node is "" for a pod that has none.
+	Node string
+	// Ready is the pod's Ready condition, as the caller knows it.
+	Ready bool
+}
+
 // EvictAnnounced evicts a pod that the caller has announced as disturbed, or discards it
-// if node is "". It calls undisrupt if the pod stays, to take the announcement back.
-// Errors: those of Evict and Discard.
-func (e *Evictor) EvictAnnounced(ctx context.Context, pod types.NamespacedName, uid types.UID, node string, undisrupt func(types.UID)) error {
+// if it has no node. It calls undisrupt if the pod stays, to take the announcement back.
+// Errors: those of Evict and Discard, and ErrReady for a pod that is Ready by now and was not
+// when the caller decided.
+func (e *Evictor) EvictAnnounced(ctx context.Context, pod Announced, undisrupt func(types.UID)) error {
 	evict := e.Evict
-	if node == "" {
+	switch {
+	case pod.Node == "":
 		evict = e.Discard
+	case !pod.Ready:
+		evict = e.evictUnready
 	}
-	err := evict(ctx, pod, uid)
+	err := evict(ctx, pod.Pod, pod.UID)
 	if err != nil && !errors.Is(err, ErrGone) {
-		undisrupt(uid)
+		undisrupt(pod.UID)
 	}
 	return err
 }
 
 // Moot returns whether an error means that nothing is left to evict: the pod is gone, or
-// a pod without a node has one now. The cache will show it soon.
-func Moot(err error) bool { return errors.Is(err, ErrGone) || errors.Is(err, ErrBound) }
+// a pod without a node has one now, or one that was not Ready is. The cache will show it soon.
+func Moot(err error) bool {
+	return errors.Is(err, ErrGone) || errors.Is(err, ErrBound) || errors.Is(err, ErrReady)
+}
 
 // Outcome turns the result of an eviction into the result of a phase: nil where the pod
-// is evicted, gone or has got a node (Moot), a wait of Retry or less (Again) where the API server may
+// is evicted, or nothing is left to evict (Moot), a wait of Retry or less (Again) where the API server may
 // grant the eviction later (ErrPace, ErrRefused, ErrBusy), and err itself otherwise.
 func Outcome(err error) error {
 	switch {

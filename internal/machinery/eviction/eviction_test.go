@@ -122,6 +122,37 @@ func TestAPodThatGotANodeIsNotDiscarded(t *testing.T) {
 	}
 }
 
+// TestAPodThatBecameReadyIsNotEvicted: one that the cache shows as not Ready, beside others that
+// are missing already.
+func TestAPodThatBecameReadyIsNotEvicted(t *testing.T) {
+	e, requested := newEvictor(nil)
+	live := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: "uid", ResourceVersion: "7"}}
+	pods, tracker := corev1.SchemeGroupVersion.WithResource("pods"), e.Client.(*fake.Clientset).Tracker()
+	if err := tracker.Create(pods, live, pod.Namespace); err != nil {
+		t.Fatal(err)
+	}
+	stays := 0
+	evict := func(isReady bool) error {
+		return e.EvictAnnounced(t.Context(), Announced{pod, "uid", "node", isReady}, func(types.UID) { stays++ })
+	}
+	if err := evict(false); err != nil || len(*requested) != 1 || stays != 0 {
+		t.Fatalf("requested %d times, error %v", len(*requested), err)
+	}
+	if p := (*requested)[0].DeleteOptions.Preconditions; p.ResourceVersion == nil || *p.ResourceVersion != "7" {
+		t.Errorf("preconditions are %+v: it may have become Ready since", p)
+	}
+	live.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+	if err := tracker.Update(pods, live, pod.Namespace); err != nil {
+		t.Fatal(err)
+	}
+	if err := evict(false); !errors.Is(err, ErrReady) || !Moot(err) || len(*requested) != 1 || stays != 1 {
+		t.Errorf("requested %d times, error %v, taken back %d times", len(*requested), err, stays)
+	}
+	if err := evict(true); err != nil || len(*requested) != 2 || stays != 1 { // it is counted
+		t.Errorf("requested %d times, error %v", len(*requested), err)
+	}
+}
+
 func TestAContextThatEndsIsNoRefusal(t *testing.T) {
 	ctx, cancel := context.WithDeadline(t.Context(), time.Unix(0, 0))
 	defer cancel()
@@ -231,6 +262,7 @@ func TestOutcome(t *testing.T) {
 		"the pod is evicted":                {nil, nil, 0},
 		"the pod is gone":                   {ErrGone, nil, 0},
 		"the pod has got a node":            {ErrBound, nil, 0},
+		"the pod has become Ready":          {ErrReady, nil, 0},
 		"no turn is left":                   {ErrPace, nil, Retry},
 		"a budget allows no eviction":       {ErrRefused, nil, Retry},
 		"the API server is busy":            {ErrBusy, nil, Retry},

@@ -125,7 +125,8 @@ type moves struct {
 
 // movesOf finds which pods of a cohort are to leave their groups. A pod leaves only if
 // a group that lacks pods can take its successor. No more pods leave than other groups
-// lack beyond the pods that have no seat yet.
+// lack beyond the pods that have no seat yet. A pod that only reserves a seat makes no other
+// pod surplus: it may get its node in another group, as the policy wants it by then.
 func (w *Workload) movesOf(c *Cohort) moves {
 	m := moves{surplus: map[string]int{}, onLoan: map[string]int{}, reason: gm.ReasonSatisfied}
 	byGroup := map[string][]*Pod{}
@@ -156,7 +157,7 @@ func (w *Workload) movesOf(c *Cohort) moves {
 	}
 	groups := make([]string, 0, len(byGroup))
 	for group, pods := range byGroup {
-		if n := min(current[group]-desired[group], len(pods)); n > 0 {
+		if n := len(pods) - desired[group]; n > 0 {
 			m.surplus[group] = n
 			groups = append(groups, group)
 		}

@@ -243,6 +243,13 @@ func TestNewPlan(t *testing.T) {
 			reason: gm.ReasonPodsWaiting, waiting: 1,
 			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 2, Ready: 2}, {Name: "hz", Desired: 3, Current: 2, Ready: 2}},
 		},
+		"a seat that is reserved in a group that has its share: it may still be given up": {
+			observed: seen(pods(cohort("r", "hz", "hz", "bj", "bj", "-")), func(w *Workload) {
+				w.Cohorts[0].Pods[4].Seated, w.Cohorts[0].Pods[4].Group = true, "bj"
+			}),
+			reason: gm.ReasonPodsWaiting, waiting: 1,
+			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 2, Ready: 2}, {Name: "hz", Desired: 3, Current: 2, Ready: 2}},
+		},
 		"pods that are not there yet count as wanted": {
 			observed: seen(pods(cohort("r", "hz", "hz", "bj"))), reason: gm.ReasonConverging,
 			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 1, Ready: 1}, {Name: "hz", Desired: 3, Current: 2, Ready: 2}},
