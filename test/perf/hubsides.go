@@ -22,7 +22,7 @@ import (
 const (
 	// gets and lists are how often an answer is asked for in a round, and changes how many events are
 	// awaited.
-	gets, lists, changes = 400, 25, 200
+	gets, lists, changes = 2000, 100, 200
 	// crowdFor is how long the crowd asks in a round.
 	crowdFor = 3 * time.Second
 	// syncsFor is how long collections change in a round.
