@@ -64,8 +64,8 @@ type Pod struct {
 
 	// Scheduler is the pod's scheduler; "" for the default one, and for a name that is too long.
 	Scheduler string
-	// Marks are the extended resources of which the first container requests 0; nil for nearly all
-	// pods. Atoll's webhook adds such a request: see the flag --mark-resource.
+	// Marks are the extended resources of which a container requests 0, sorted; nil without the flag
+	// --mark-resource, with which Atoll's webhook adds such a request.
 	Marks []corev1.ResourceName
 	// For is the one node that a DaemonSet's pod is for; "" for other pods.
 	For string
@@ -245,21 +245,24 @@ func SlimBy(revision RevisionOf, pod *corev1.Pod) *Pod {
 	return p
 }
 
-// marksOf returns the extended resources of which the first container requests 0.
+// marksOf returns the extended resources of which a container requests 0.
 func marksOf(spec *corev1.PodSpec) (marks []corev1.ResourceName) {
-	if len(spec.Containers) == 0 {
-		return nil
-	}
-	for name, quantity := range spec.Containers[0].Resources.Requests {
-		if len(marks) < maxMarks && quantity.IsZero() && strings.Contains(string(name), "/") && len(name) <= maxToken {
-			marks = append(marks, name)
+	for _, containers := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
+		for i := range containers {
+			for name, quantity := range containers[i].Resources.Requests {
+				if quantity.IsZero() && strings.Contains(string(name), "/") {
+					marks = append(marks, name)
+				}
+			}
 		}
 	}
-	return marks
+	slices.Sort(marks)
+	marks = slices.Compact(marks)
+	return marks[:min(len(marks), maxMarks):min(len(marks), maxMarks)]
 }
 
 // maxMarks bounds the marks of a pod that are kept.
-const maxMarks = 4
+const maxMarks = 16
 
 // runsOnce returns whether a container that ends may stay ended.
 func runsOnce(spec *corev1.PodSpec) bool {
@@ -296,7 +299,10 @@ func (p *Pod) size() int64 {
 	for name, image := range p.Originals {
 		n += 48 + len(name) + len(image)
 	}
-	return int64(n) + p.Demand.Size()
+	for _, mark := range p.Marks {
+		n += 16 + len(mark)
+	}
+	return int64(n+len(p.Scheduler)) + p.Demand.Size()
 }
 
 // shorten drops what users write and is long. The pod still counts, with its requests, and is

@@ -12,6 +12,10 @@ func (c *cohort) intern(pod *Pod) {
 		return
 	}
 	intern(&pod.Namespace, like.Namespace)
+	intern(&pod.Scheduler, like.Scheduler)
+	if slices.Equal(pod.Marks, like.Marks) {
+		pod.Marks = like.Marks
+	}
 	if pod.Controller != nil && like.Controller != nil && *pod.Controller == *like.Controller {
 		pod.Controller = like.Controller
 	}

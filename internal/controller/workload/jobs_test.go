@@ -93,17 +93,26 @@ func TestNoPodOfAJobIsDiscarded(t *testing.T) {
 
 // TestAPodOfAJobThatNoExtenderWillSee: it starts as it is, but in its group.
 func TestAPodOfAJobThatNoExtenderWillSee(t *testing.T) {
-	for name, scheduler := range map[string]string{"in this form every pod is seen": "", "another scheduler calls the extender": "second"} {
+	for name, tc := range map[string]struct {
+		scheduler, of string // the second scheduler, and that of the pod
+		isPinned      bool
+	}{
+		"in this form every pod is seen":        {},
+		"another scheduler calls the extender":  {scheduler: "second", isPinned: true},
+		"the pod names it":                      {scheduler: "second", of: "second"},
+		"the pod has a scheduler of its own":    {scheduler: "second", of: "volcano", isPinned: true},
+		"it has its own, and every pod is seen": {of: "volcano", isPinned: true},
+	} {
 		t.Run(name, func(t *testing.T) {
 			job := batch(build.Label("kueue.x-k8s.io/queue-name", "q"))
 			s := newSite(t, job, policy, args, node)
-			s.SchedulerName = scheduler
+			s.SchedulerName = tc.scheduler
 			if err := s.World.Pods.Tracker().Add(job); err != nil {
 				t.Fatal(err)
 			}
-			s.World.Add(t, jobPod("a"))
+			s.World.Add(t, jobPod("a", build.With(func(p *corev1.Pod) { p.Spec.SchedulerName = tc.of })))
 			s.reconcile("batch")
-			if seen := seats.Slim(s.pod("a")); seen.Gated || seen.Pinned() != (scheduler != "") {
+			if seen := seats.Slim(s.pod("a")); seen.Gated || seen.Pinned() != tc.isPinned {
 				t.Errorf("the pod is %+v", seen)
 			}
 		})

@@ -49,12 +49,14 @@ func (r *Reconciler) replace(ctx context.Context, s *scope, pod *seats.Pod) (sta
 	if creation.Missing {
 		return true, phase.Wait("the OverridePolicy of the pod's workload", retrySeat)
 	}
-	if !r.Policies.ExtenderInUse() && !a.Divided() && !a.Allows(r.Ledger.NodeGroup(pod.For)) {
+	unseen := r.Policies.ExtenderInUse() && !r.isScheduledByExtender(pod)
+	if (unseen || !r.Policies.ExtenderInUse()) && !a.Divided() && !a.Allows(r.Ledger.NodeGroup(pod.For)) {
 		return true, phase.Wait("the pod's node to join a NodeGroup of the policy", retrySeat)
 	}
-	early := creation.Early || !r.isScheduledByExtender(pod)
+	early := creation.Early || unseen
+	atOnce := creation.AtOnce || unseen && a.PolicyOwners.Managed()
 	// No rule depends on the creation of the pod: it can be changed at the gate.
-	if !creation.Fixed && (a.Divided() && early || !a.Divided() && creation.AtOnce) {
+	if !creation.Fixed && (a.Divided() && early || !a.Divided() && atOnce) {
 		return true, r.settle(ctx, s, pod, a, creation)
 	}
 	if pod.Controller == nil || !creation.Fixed || a.Counted && !early {
@@ -75,7 +77,8 @@ func (r *Reconciler) replace(ctx context.Context, s *scope, pod *seats.Pod) (sta
 	}
 	if a.Job {
 		stays, err := r.restartJob(ctx, s, pod, creation)
-		if stays || err != nil || r.Policies.ExtenderInUse() && r.isScheduledByExtender(pod) || !a.Divided() {
+		isPlacedLater := r.Policies.ExtenderInUse() && !unseen && (pod.Scheduler == "" || pod.Scheduler == r.SchedulerName)
+		if stays || err != nil || isPlacedLater || !a.Divided() {
 			return stays, err
 		}
 		return true, r.settle(ctx, s, pod, a, creation) // nothing else restricts it to its group
@@ -97,7 +100,8 @@ func (r *Reconciler) replace(ctx context.Context, s *scope, pod *seats.Pod) (sta
 
 // isScheduledByExtender returns false if kube-scheduler will not call the extender for a pod: it was
 // admitted while atoll-manager was installed in another form, or had to be pinned by its policy then.
-// Nothing but the gate keeps such a pod in its group.
+// Nothing but the gate keeps such a pod in its group. It is true for a pod with a scheduler of its own:
+// such pods are corrected after they are placed, as those are that never wait at the gate.
 func (r *Reconciler) isScheduledByExtender(pod *seats.Pod) bool {
 	return (r.SchedulerName == "" || pod.Scheduler != "") && (r.Mark == "" || slices.Contains(pod.Marks, r.Mark))
 }

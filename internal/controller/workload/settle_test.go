@@ -94,8 +94,10 @@ func TestPodsAtTheGateAreSettled(t *testing.T) {
 func TestPodsThatNoExtenderWillSee(t *testing.T) {
 	late := build.PropagationPolicy("p", build.Weight(1, "hz"), build.Assigns(gm.AssignmentLate))
 	const mark = "example.com/managed"
-	marked := build.With(func(p *corev1.Pod) {
+	marked := build.With(func(p *corev1.Pod) { // and another webhook has put a container before it
+		sidecar := corev1.Container{Name: "sidecar", Image: "proxy:1"}
 		p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{mark: resource.MustParse("0")}
+		p.Spec.InitContainers = append(p.Spec.InitContainers, sidecar)
 	})
 	isolated := build.With(func(p *corev1.Pod) { p.Spec.SchedulerName = "second" })
 	tests := map[string]struct {
@@ -122,6 +124,33 @@ func TestPodsThatNoExtenderWillSee(t *testing.T) {
 				t.Errorf("the pod is %+v, want it pinned: %t, with %s", seen, tc.want, want)
 			}
 		})
+	}
+}
+
+// TestPodsOfADaemonSetThatNoExtenderWillSee stay at the gate if their node is in no group of the
+// policy, and start with the images of their group if it is in one.
+func TestPodsOfADaemonSetThatNoExtenderWillSee(t *testing.T) {
+	of := func(name string) build.Option {
+		return build.With(func(p *corev1.Pod) {
+			p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+				NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{in("metadata.name", name)}}},
+			}}}
+		})
+	}
+	daemons := build.DaemonSet("web", build.Bound("p", "o"))
+	s := newSite(t, daemons, policy, override, node, build.Node("other"))
+	s.SchedulerName = "second"
+	for name, at := range map[string]string{"a": "node-hz", "b": "other"} {
+		s.World.Add(t, build.Pod(name, build.OwnedBy(daemons), build.Gated(), build.Container("c", "nginx:1"), of(at)))
+	}
+	if result, err := s.Reconcile(t.Context(), request{"web"}); err != nil || result.RequeueAfter != retrySeat {
+		t.Errorf("runs again after %s, error %v", result.RequeueAfter, err)
+	}
+	if pod := s.pod("a"); len(pod.Spec.SchedulingGates) != 0 || pod.Spec.Containers[0].Image != "hz.io/nginx:1" {
+		t.Errorf("the pod in the group has gates %v and image %s", pod.Spec.SchedulingGates, pod.Spec.Containers[0].Image)
+	}
+	if diff := cmp.Diff([]string{"a"}, s.woken); diff != "" {
+		t.Errorf("wrong pods were released (-want +got):\n%s", diff)
 	}
 }
 

@@ -73,15 +73,25 @@ type Evictor struct {
 // Evict evicts a pod with a node, and takes a token of Pace for it. Errors: ErrPace,
 // ErrRefused, ErrBusy, ErrGone, or the API server's.
 func (e *Evictor) Evict(ctx context.Context, pod types.NamespacedName, uid types.UID) error {
-	return e.paced(ctx, pod, metav1.Preconditions{UID: &uid})
+	return e.paced(ctx, pod, func() (metav1.Preconditions, error) { return metav1.Preconditions{UID: &uid}, nil })
 }
 
-// paced is Evict with preconditions. only must hold a UID.
-func (e *Evictor) paced(ctx context.Context, pod types.NamespacedName, only metav1.Preconditions) error {
+// paced is Evict with the preconditions that only returns, a UID among them. A pod that was
+// changed since only has read it is read once more: the status of one that does not become
+// Ready may change often.
+func (e *Evictor) paced(ctx context.Context, pod types.NamespacedName, only func() (metav1.Preconditions, error)) (err error) {
 	if ok, again := e.Pace.begin(pod.Namespace); !ok {
 		return &paced{again}
 	}
-	err := e.request(ctx, pod, only)
+	for range 2 {
+		var preconditions metav1.Preconditions
+		if preconditions, err = only(); err == nil {
+			err = e.request(ctx, pod, preconditions)
+		}
+		if preconditions.ResourceVersion == nil || !apierrors.IsConflict(err) {
+			break
+		}
+	}
 	e.Pace.end(err == nil || errors.Is(err, ErrGone)) // with ErrGone the eviction may have succeeded and its answer be lost
 	return err
 }
@@ -108,16 +118,14 @@ func (e *Evictor) Discard(ctx context.Context, pod types.NamespacedName, uid typ
 // disturbs nothing. It first reads from the API server whether that is still so. Errors:
 // ErrReady, and those of Evict.
 func (e *Evictor) evictUnready(ctx context.Context, pod types.NamespacedName, uid types.UID) error {
-	only, err := e.only(ctx, pod, uid, func(live *corev1.Pod) error {
-		if slices.ContainsFunc(live.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue }) {
-			return ErrReady
-		}
-		return nil
+	return e.paced(ctx, pod, func() (metav1.Preconditions, error) {
+		return e.only(ctx, pod, uid, func(live *corev1.Pod) error {
+			if slices.ContainsFunc(live.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue }) {
+				return ErrReady
+			}
+			return nil
+		})
 	})
-	if err != nil {
-		return err
-	}
-	return e.paced(ctx, pod, only)
 }
 
 // only reads a pod from the API server, and returns the preconditions by which it is evicted in

@@ -153,6 +153,33 @@ func TestAPodThatBecameReadyIsNotEvicted(t *testing.T) {
 	}
 }
 
+// TestAPodWhoseStatusChangesOftenIsEvicted although it has changed since it was read.
+func TestAPodWhoseStatusChangesOftenIsEvicted(t *testing.T) {
+	conflict := apierrors.NewConflict(schema.GroupResource{Resource: "pods"}, pod.Name, errors.New("it was changed"))
+	for name, tc := range map[string]struct {
+		answers []error
+		stays   int
+	}{
+		"once":  {answers: []error{conflict, nil}},
+		"twice": {answers: []error{conflict, conflict}, stays: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e, _ := newEvictor(nil)
+			e.Pace = NewPace(1, 1)
+			addPod(t, e)
+			requested, stays := 0, 0
+			e.Client.(*fake.Clientset).PrependReactor("create", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+				requested++
+				return true, nil, tc.answers[requested-1]
+			})
+			err := e.EvictAnnounced(t.Context(), Announced{pod, "uid", "node", false}, func(types.UID) { stays++ })
+			if last := tc.answers[len(tc.answers)-1]; !errors.Is(err, last) || requested != 2 || stays != tc.stays {
+				t.Errorf("requested %d times, taken back %d times, error %v", requested, stays, err)
+			}
+		})
+	}
+}
+
 func TestAContextThatEndsIsNoRefusal(t *testing.T) {
 	ctx, cancel := context.WithDeadline(t.Context(), time.Unix(0, 0))
 	defer cancel()
