@@ -258,7 +258,7 @@ func marksOf(spec *corev1.PodSpec) (marks []corev1.ResourceName) {
 	}
 	slices.Sort(marks)
 	marks = slices.Compact(marks)
-	return marks[:min(len(marks), maxMarks):min(len(marks), maxMarks)]
+	return slices.Clip(marks[:min(len(marks), maxMarks)])
 }
 
 // maxMarks bounds the marks of a pod that are kept.
@@ -306,9 +306,10 @@ func (p *Pod) size() int64 {
 }
 
 // shorten drops what users write and is long. The pod still counts, with its requests, and is
-// not moved. If its images are too long too, they are not changed.
+// not moved. Without its marks it gets its group at the gate, if it waits there. If its images are too
+// long too, they are not changed.
 func (p *Pod) shorten() {
-	p.Demand = p.Demand.Shortened()
+	p.Demand, p.Marks = p.Demand.Shortened(), nil
 	if p.size() > freePod {
 		p.Containers, p.Originals, p.NoImages = nil, nil, true
 	}

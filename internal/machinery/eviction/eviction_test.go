@@ -37,10 +37,19 @@ func newEvictor(answer error) (e *Evictor, requested *[]*policyv1.Eviction) {
 }
 
 // addPod adds the pod to the API server.
-func addPod(t *testing.T, e *Evictor) {
+func addPod(t *testing.T, e *Evictor) *corev1.Pod {
 	t.Helper()
-	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: "uid"}}
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: "uid", ResourceVersion: "7"}}
 	if err := e.Client.(*fake.Clientset).Tracker().Add(p); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// update changes the pod in the API server.
+func update(t *testing.T, e *Evictor, p *corev1.Pod) {
+	t.Helper()
+	if err := e.Client.(*fake.Clientset).Tracker().Update(corev1.SchemeGroupVersion.WithResource("pods"), p, p.Namespace); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -102,11 +111,7 @@ func TestAnswersToAnEviction(t *testing.T) {
 // without a node. The resource version protects one that gets its node after the read.
 func TestAPodThatGotANodeIsNotDiscarded(t *testing.T) {
 	e, requested := newEvictor(nil)
-	live := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: "uid", ResourceVersion: "7"}}
-	pods, tracker := corev1.SchemeGroupVersion.WithResource("pods"), e.Client.(*fake.Clientset).Tracker()
-	if err := tracker.Create(pods, live, pod.Namespace); err != nil {
-		t.Fatal(err)
-	}
+	live := addPod(t, e)
 	if err := e.Discard(t.Context(), pod, "uid"); err != nil || len(*requested) != 1 {
 		t.Fatalf("requested %d times, error %v", len(*requested), err)
 	}
@@ -114,9 +119,7 @@ func TestAPodThatGotANodeIsNotDiscarded(t *testing.T) {
 		t.Errorf("preconditions are %+v: it may have got a node since", p)
 	}
 	live.Spec.NodeName = "node"
-	if err := tracker.Update(pods, live, pod.Namespace); err != nil {
-		t.Fatal(err)
-	}
+	update(t, e, live)
 	if err := e.Discard(t.Context(), pod, "uid"); !errors.Is(err, ErrBound) || !Moot(err) || len(*requested) != 1 {
 		t.Errorf("requested %d times, error %v", len(*requested), err)
 	}
@@ -126,11 +129,7 @@ func TestAPodThatGotANodeIsNotDiscarded(t *testing.T) {
 // are missing already.
 func TestAPodThatBecameReadyIsNotEvicted(t *testing.T) {
 	e, requested := newEvictor(nil)
-	live := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: "uid", ResourceVersion: "7"}}
-	pods, tracker := corev1.SchemeGroupVersion.WithResource("pods"), e.Client.(*fake.Clientset).Tracker()
-	if err := tracker.Create(pods, live, pod.Namespace); err != nil {
-		t.Fatal(err)
-	}
+	live := addPod(t, e)
 	stays := 0
 	evict := func(isReady bool) error {
 		return e.EvictAnnounced(t.Context(), Announced{pod, "uid", "node", isReady}, func(types.UID) { stays++ })
@@ -142,9 +141,7 @@ func TestAPodThatBecameReadyIsNotEvicted(t *testing.T) {
 		t.Errorf("preconditions are %+v: it may have become Ready since", p)
 	}
 	live.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
-	if err := tracker.Update(pods, live, pod.Namespace); err != nil {
-		t.Fatal(err)
-	}
+	update(t, e, live)
 	if err := evict(false); !errors.Is(err, ErrReady) || !Moot(err) || len(*requested) != 1 || stays != 1 {
 		t.Errorf("requested %d times, error %v, taken back %d times", len(*requested), err, stays)
 	}
