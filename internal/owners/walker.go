@@ -178,6 +178,9 @@ func (w *Walker) owner(ctx context.Context, of *ownership.Object) (*ownership.Ob
 		return o, nil
 	}
 	k := w.kindOf(ref.GroupKind())
+	if k == nil && w.dynamic != nil && !w.configured.Load() {
+		return nil, fmt.Errorf("%w: it is not known yet whether a %s is a workload", ErrOwnerUnread, ref.Kind)
+	}
 	if k == nil {
 		return fromReference(of), nil
 	}

@@ -348,7 +348,7 @@ func TestAPIServerComesAndGoes(t *testing.T) {
 // and after that a change of one node is handled as fast as with few pools.
 func TestManyPools(t *testing.T) {
 	f := newFixtureOfItsOwn(t, atoll.Options{})
-	const pools, each = 200, 2
+	const pools, each, moves = 100, 2, 10
 	var specs []devcluster.NodeSpec
 	for i := range pools * each {
 		specs = append(specs, devcluster.NodeSpec{Name: fmt.Sprintf("many-%03d", i), Labels: map[string]string{"t.io/cloud": "x", "t.io/site": fmt.Sprintf("s%d", i/each)}})
@@ -373,14 +373,14 @@ func TestManyPools(t *testing.T) {
 	})
 	t.Logf("%d pools and %d nodes settled in %s", pools, pools*each, time.Since(begin).Round(10*time.Millisecond))
 	begin = time.Now()
-	for i := range 20 {
+	for i := range moves {
 		name, to := specs[i].Name, fmt.Sprint(pools-1-i)
 		f.label(f.node(name), map[string]any{"t.io/site": "s" + to})
 		want := carrying(to)
 		want.labels["t.io/site"], want.labels["t.io/cloud"] = "s"+to, "x"
 		f.becomes(name, fmt.Sprintf("many-%03s", to), want)
 	}
-	t.Logf("a node moved in %s", (time.Since(begin) / 20).Round(time.Millisecond))
+	t.Logf("a node moved in %s", (time.Since(begin) / moves).Round(time.Millisecond))
 }
 
 // noMixture fails if a node carries attributes of two pools, or a part of one pool's, and

@@ -196,11 +196,9 @@ func (w *Webhook) hold(ctx context.Context, pod *corev1.Pod, why error) {
 }
 
 // policyOwners returns the owners that require policies for a pod, and all of its owners,
-// the direct one first.
+// the direct one first. A replica that has just started, and has not listed all owners yet,
+// reads those that it does not know.
 func (w *Webhook) policyOwners(ctx context.Context, object *ownership.Object) (policyOwners ownership.PolicyOwners, owned []*ownership.Object, err error) {
-	if !w.Walker.HasSynced() {
-		return ownership.PolicyOwners{}, nil, errors.New("owners are not listed yet")
-	}
 	policyOwners, chain, err := w.Walker.PolicyOwners(ctx, object)
 	if err != nil {
 		return policyOwners, nil, err

@@ -391,9 +391,6 @@ func TestAPodIsAdmittedUnchangedWhenItsOwnersCannotBeFound(t *testing.T) {
 		w, _ := newWebhook(t)
 		check(t, w)
 	})
-	t.Run("owners are not listed yet", func(t *testing.T) {
-		check(t, &Webhook{Walker: owners.NewWalker(build.NewAPI(t, build.ReplicaSet("rs", build.Requires("p", ""))).Client())})
-	})
 	t.Run("the pod names no namespace", func(t *testing.T) {
 		w, _ := newWebhook(t)
 		got := want.DeepCopy()
@@ -402,6 +399,33 @@ func TestAPodIsAdmittedUnchangedWhenItsOwnersCannotBeFound(t *testing.T) {
 			t.Errorf("the pod changed (-want +got):\n%s", diff)
 		}
 	})
+}
+
+// TestAReplicaThatHasListedNothingYet reads the owners of pods: the Service sends it reviews
+// for a moment after a restart of its container.
+func TestAReplicaThatHasListedNothingYet(t *testing.T) {
+	managed, plain := build.ReplicaSet("managed", build.Requires("p", "")), build.ReplicaSet("plain")
+	w, _ := newWebhook(t)
+	api := build.NewAPI(t, managed, plain)
+	w.Walker = owners.NewWalker(api.Client())
+	w.Walker.Extend(dynamicfake.NewSimpleDynamicClient(runtime.NewScheme()), metadatafake.NewSimpleMetadataClient(metadatafake.NewTestScheme()))
+	check := func(what string, pod *corev1.Pod, want ...string) {
+		t.Helper()
+		if got := gates(admit(t, w, pod, false)); !slices.Equal(got, want) {
+			t.Errorf("%s: gates are %v, want %v", what, got, want)
+		}
+	}
+	ofFurtherKind := build.Pod("", func(o build.Object) {
+		yes := true
+		o.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "example.com/v1", Kind: "Custom", Name: "s", UID: "s", Controller: &yes}})
+	})
+	check("a policy is required", build.Pod("", build.OwnedBy(managed)), gm.PolicyGate)
+	check("none is", build.Pod("", build.OwnedBy(plain)))
+	check("the kind may be a workload", ofFurtherKind, gm.PolicyGate)
+	w.Walker.SetKinds(nil)
+	check("the kind is no workload", ofFurtherKind)
+	api.Fail(http.StatusInternalServerError)
+	check("the owner cannot be read", build.Pod("", build.OwnedBy(build.ReplicaSet("other"))), gm.PolicyGate)
 }
 
 // TestAPodWhoseNewOwnerCannotBeReadWaits: the watch has not delivered the owner yet, and the API
