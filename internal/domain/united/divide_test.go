@@ -147,7 +147,7 @@ func TestAPercentageGetsItsShare(t *testing.T) {
 	}
 	t.Run("one percentage and a rest", func(t *testing.T) {
 		for p := range 101 {
-			for total := range int32(1000) {
+			for total := range int32(500) {
 				check(t, total, []string{fmt.Sprintf("%d%%", p), "-"})
 				check(t, total, []string{"-", fmt.Sprintf("%d%%", p), "-"})
 			}
