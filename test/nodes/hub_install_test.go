@@ -92,9 +92,9 @@ func TestTheHubAsAStaticPod(t *testing.T) {
 		}
 	}
 	restart()
-	r.eventually("the kubelet has its pods through the hub", func() error {
+	r.eventually("the kubelet has its pods, and the token for one, through the hub", func() error {
 		out, err := r.get(node, "http://127.0.0.1:10267/status")
-		if err == nil && !strings.Contains(out, "/api/v1/pods?") {
+		if err == nil && (!strings.Contains(out, "/api/v1/pods?") || !strings.Contains(out, "/serviceaccounts/default/token")) {
 			err = fmt.Errorf("the hub has kept %s", out)
 		}
 		return err
