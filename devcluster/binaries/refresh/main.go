@@ -2,6 +2,9 @@
 // in its constants. Run it in the directory of the devcluster module:
 //
 //	go run ./binaries/refresh
+//
+// Then run go run ./hack/align in the root of the repository: it raises what other modules
+// have in higher versions.
 package main
 
 import (
