@@ -134,8 +134,8 @@ func (f *fixture) runs(app, image string, n int) error {
 // TestFaultLimits is F24: a thousand nodes, two hundred NodeGroups, a policy of 500
 // kB, a hundred owners one above the other, and owners in a circle. Every request is
 // still answered in bounded time, and other workloads are not affected. F24 names five
-// thousand nodes and a thousand groups, which takes too long for a test: benchmarks
-// filter and pools have as many.
+// thousand nodes and a thousand groups, which takes too long for a test: benchmark filter
+// has as many nodes, and benchmark pools as many NodePools.
 func TestFaultLimits(t *testing.T) {
 	f := newFixtureOfItsOwn(t, atoll.Options{Form: atoll.Isolated})
 	const groups, perGroup = 200, 5 // the first node of each group is its member
