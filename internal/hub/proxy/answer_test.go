@@ -23,11 +23,22 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// compressing is a cloud that compresses what is not refused. spoil, if set, changes what it sends.
+// compressing is a cloud that compresses what is not refused. spoil, if set, changes what it sends, and slow is
+// called when half of it has been sent.
 type compressing struct {
 	*scripted
 
 	spoil func([]byte) []byte
+	slow  func()
+}
+
+// calling is a reader that calls a function and is empty.
+type calling func()
+
+// Read implements io.Reader.
+func (c calling) Read([]byte) (int, error) {
+	c()
+	return 0, io.EOF
 }
 
 // RoundTrip implements Cloud.
@@ -50,6 +61,10 @@ func (z *compressing) RoundTrip(r *http.Request, asNode bool) (*http.Response, e
 	}
 	response.Header.Set("Content-Encoding", gzipped)
 	response.Body = io.NopCloser(bytes.NewReader(sent))
+	if z.slow != nil {
+		half := len(sent) / 2
+		response.Body = io.NopCloser(io.MultiReader(bytes.NewReader(sent[:half]), calling(z.slow), bytes.NewReader(sent[half:])))
+	}
 	response.ContentLength = -1
 	return response, nil
 }
@@ -131,16 +146,19 @@ func TestCompressedAnswers(t *testing.T) {
 	}
 }
 
+// spoilers damage what a cloud sends.
+var spoilers = map[string]func([]byte) []byte{
+	"half of it":       func(sent []byte) []byte { return sent[:len(sent)/2] },
+	"without its end":  func(sent []byte) []byte { return sent[:len(sent)-1] },
+	"a wrong checksum": func(sent []byte) []byte { sent[len(sent)-5] ^= 1; return sent },
+	"a wrong length":   func(sent []byte) []byte { sent[len(sent)-1] ^= 0x80; return sent },
+	"not compressed":   func([]byte) []byte { return []byte("text") },
+	"nothing":          func([]byte) []byte { return nil },
+}
+
 // TestDamagedCompressedAnswersAreNotKept: and they do not pass by the gate.
 func TestDamagedCompressedAnswersAreNotKept(t *testing.T) {
-	for name, spoil := range map[string]func([]byte) []byte{
-		"half of it":       func(sent []byte) []byte { return sent[:len(sent)/2] },
-		"without its end":  func(sent []byte) []byte { return sent[:len(sent)-1] },
-		"a wrong checksum": func(sent []byte) []byte { sent[len(sent)-5] ^= 1; return sent },
-		"a wrong length":   func(sent []byte) []byte { sent[len(sent)-1] ^= 0x80; return sent },
-		"not compressed":   func([]byte) []byte { return []byte("text") },
-		"nothing":          func([]byte) []byte { return nil },
-	} {
+	for name, spoil := range spoilers {
 		for _, caller := range []identity.Caller{identity.OfNode(), reader} {
 			n := newNode(t, wire.Protobuf)
 			n.Tokens.Accepted(reader.Token, time.Now())

@@ -39,6 +39,7 @@ type gate struct {
 	mu        sync.Mutex
 	delivered map[string]bool // UIDs of pods that the node has had
 	held      map[string]Held // by UID
+	clear     map[string]bool // scopes: see arriving
 }
 
 // Held is a pod that the hub holds.
@@ -124,6 +125,7 @@ func (p *Proxy) judge(c *call, format wire.Format, object []byte, m *wire.Meta, 
 	verdict := delivery.Decide(pod)
 	if verdict != delivery.Deliver {
 		p.metrics.verdict(string(verdict))
+		p.gate.block()
 	}
 	if verdict != delivery.Hold {
 		p.gate.deliver(m.UID)
@@ -205,22 +207,36 @@ func isStarted(format wire.Format, object []byte) (bool, error) {
 	}
 }
 
-// listThroughGate gives the node the cloud's answer without what is held. It is not streamed: a list in
-// protobuf begins with its length.
+// listThroughGate gives the node the cloud's answer without what is held.
 func (p *Proxy) listThroughGate(w http.ResponseWriter, c *call, response *http.Response) {
-	answer, err := receive(response)
+	var answer *received
+	keeping := false
+	defer func() {
+		if !keeping && answer != nil {
+			answer.release()
+		}
+	}()
+	early := p.arrivingFor(w, c, response)
+	var err error
+	if early == nil {
+		answer, err = receive(response)
+	} else {
+		answer, err = receiveAs(response, early.arrived)
+	}
+	contentType := response.Header.Get("Content-Type")
+	if early.finish(answer, err) {
+		keeping = p.keepSized(c, len(answer.body), func(s *state) error {
+			defer answer.release()
+			return p.storeCollection(s, c, contentType, answer.body)
+		})
+		return
+	}
 	if err != nil {
 		p.unavailable(w, c.Request, err)
 		return
 	}
-	contentType := response.Header.Get("Content-Type")
+	// A list in protobuf begins with its length: it is not passed on before it is known whether it changes.
 	list, changed, err := p.passable(c, contentType, answer.body)
-	keeping := false
-	defer func() {
-		if !keeping {
-			answer.release()
-		}
-	}()
 	var passed []byte
 	if err == nil && changed {
 		passed, err = encodeList(list)
@@ -233,6 +249,7 @@ func (p *Proxy) listThroughGate(w http.ResponseWriter, c *call, response *http.R
 	case changed:
 		answer.passChanged(w, passed)
 	default:
+		p.gate.setClear(c.key)
 		answer.pass(w)
 	}
 	keeping = p.keepSized(c, len(answer.body), func(s *state) error {

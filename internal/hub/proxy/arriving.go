@@ -1,0 +1,152 @@
+package proxy
+
+import (
+	"errors"
+	"net/http"
+
+	"github.com/atoll-k8s/atoll/internal/hub/delivery"
+	"github.com/atoll-k8s/atoll/internal/hub/wire"
+)
+
+const (
+	// ahead is more than what a client can decompress of the bytes that the hub has decompressed by: at most
+	// the 32 KiB of the format's window, and what the next 32 bits stand for.
+	ahead = 64 << 10
+	// leastPassed is the least that is passed on while more arrives, in bytes: each part costs a call.
+	leastPassed = 16 << 10
+	// maxClear bounds the scopes that a gate remembers as clear.
+	maxClear = 100
+)
+
+// arriving passes a compressed list of pods on while it arrives, so that the client decompresses it
+// meanwhile. The client never has a part of a pod that the gate has not seen whole: what it has is behind what the
+// hub has decompressed.
+//
+// That is for lists from which nothing is held. If one is found once the client has the beginning, the answer
+// breaks off, and the client asks again; only lists of which the last one had nothing are passed in this way.
+type arriving struct {
+	*Proxy
+	*call
+
+	w     http.ResponseWriter
+	items wire.Items
+	// parts are the bytes that were needed, and what was decompressed by them, each time when something arrived.
+	// The first ones were passed on.
+	parts  []part
+	passed int // bytes that the client has
+	// stopped: the list is not passed on before all of it has arrived.
+	stopped bool
+}
+
+type part struct{ sent, decompressed int }
+
+// errObstacle means that something of a list must not reach the client that has its beginning.
+var errObstacle = errors.New("a pod of the list is held, or cannot be read")
+
+// arrivingFor returns what passes a list on; nil if it is to be seen whole before.
+func (p *Proxy) arrivingFor(w http.ResponseWriter, c *call, response *http.Response) *arriving {
+	format, err := wire.FormatOf(response.Header.Get("Content-Type"))
+	if err != nil || format != wire.Protobuf || response.Header.Get("Content-Encoding") != gzipped || !p.gate.isClear(c.key) {
+		return nil
+	}
+	return &arriving{Proxy: p, call: c, w: w}
+}
+
+// arrived looks at what has arrived of a list, and passes on what may be. n is the number of bytes of it
+// that were needed for what is decompressed.
+func (a *arriving) arrived(r *received, n int) error {
+	if a.stopped {
+		return nil
+	}
+	a.parts = append(a.parts, part{n, len(r.body)})
+	for {
+		item, ok, err := a.items.Next(r.body)
+		if err != nil || ok && !a.mayPass(&item) {
+			if a.passed > 0 {
+				return errObstacle
+			}
+			a.stopped = true
+			return nil
+		}
+		if !ok {
+			break
+		}
+	}
+	i := 0
+	for i < len(a.parts) && a.parts[i].decompressed-2*ahead <= a.items.At() {
+		i++
+	}
+	if i > 0 && a.parts[i-1].sent >= a.passed+leastPassed {
+		a.pass(r, a.parts[i-1].sent)
+		a.parts = a.parts[i:]
+	}
+	return nil
+}
+
+// mayPass reports whether a pod may reach the node, so far as that is seen without a close look.
+func (a *arriving) mayPass(item *wire.Item) bool {
+	if item.Kind != "Pod" && item.Kind != "PartialObjectMetadata" {
+		return false
+	}
+	labels, err := policyLabels(wire.Protobuf, item.Raw)
+	if err != nil || delivery.Waiting(labels) != "" {
+		return false
+	}
+	if a.Pods != nil {
+		a.Pods.Seen(wire.Protobuf, item.UID, item.Raw)
+	}
+	a.gate.deliver(item.UID)
+	return true
+}
+
+// pass passes the first n bytes on.
+func (a *arriving) pass(r *received, n int) {
+	if a.passed == 0 {
+		answerWith(a.w, r.Response)
+	}
+	if _, err := a.w.Write(r.sent[a.passed:n]); err != nil {
+		panic(http.ErrAbortHandler) // the client has gone
+	}
+	a.passed = n
+}
+
+// finish passes the rest on, and returns false if the client has nothing yet.
+func (a *arriving) finish(r *received, err error) bool {
+	if a == nil || a.passed == 0 {
+		return false
+	}
+	if err == nil {
+		err = a.items.Whole(r.body)
+	}
+	if err != nil {
+		a.gate.block()
+		a.Log.V(2).Info("A list of pods broke off", "path", a.URL.Path, "error", err.Error())
+		panic(http.ErrAbortHandler)
+	}
+	a.pass(r, len(r.sent))
+	return true
+}
+
+// isClear reports whether nothing of the last list of a scope was held, and nothing since.
+func (g *gate) isClear(key string) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.clear[key]
+}
+
+// setClear remembers that nothing of a list was held.
+func (g *gate) setClear(key string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.clear == nil || len(g.clear) >= maxClear {
+		g.clear = map[string]bool{}
+	}
+	g.clear[key] = true
+}
+
+// block remembers that something was held.
+func (g *gate) block() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.clear = nil
+}

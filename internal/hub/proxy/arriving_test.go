@@ -1,0 +1,183 @@
+package proxy
+
+import (
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/atoll-k8s/atoll/internal/hub/identity"
+	"github.com/atoll-k8s/atoll/internal/hub/wire"
+)
+
+// manyPods are pods whose list has megabytes, and some hundred kilobytes when it is compressed. Each has its
+// name in its image.
+func manyPods(version, held int) (pods []*corev1.Pod, images map[string]string) {
+	random := rand.New(rand.NewPCG(1, uint64(version)))
+	images = map[string]string{}
+	for i := range 500 {
+		name, labels, length := fmt.Sprintf("pod-%03d", i), map[string]string(nil), 300
+		if i == held {
+			name, labels, length = fmt.Sprintf("new-%03d", i), unbound, 300<<10 // it arrives in many parts
+		}
+		image := fmt.Sprintf("%s:%d-%x-%s", name, version, random.Uint64(), strings.Repeat("x", 4<<10))
+		pods = append(pods, pod(name, image, version, labels, func(p *corev1.Pod) {
+			text := make([]byte, length)
+			for i := range text {
+				text[i] = 'a' + byte(random.IntN(26))
+			}
+			p.Annotations = map[string]string{"text": string(text)}
+		}))
+		if i != held {
+			images[name] = image
+		}
+	}
+	return pods, images
+}
+
+// told tells how much of an answer has been written.
+type told struct {
+	*httptest.ResponseRecorder
+
+	written chan int
+}
+
+// Write implements io.Writer.
+func (t *told) Write(b []byte) (int, error) {
+	n, err := t.ResponseRecorder.Write(b)
+	t.written <- t.Body.Len()
+	return n, err
+}
+
+// askAll asks for the pods of the node. brokeOff is true if the answer is not whole.
+func (n *node) askAll(w http.ResponseWriter) (brokeOff bool) {
+	n.Helper()
+	defer func() {
+		if r := recover(); r != nil {
+			if err, _ := r.(error); !errors.Is(err, http.ErrAbortHandler) {
+				panic(r)
+			}
+			brokeOff = true
+		}
+		n.Wait()
+	}()
+	r := httptest.NewRequestWithContext(n.Context(), http.MethodGet, podsOfNode, nil)
+	r.Header.Set("Accept", n.format.ContentType())
+	r.Header.Set("Accept-Encoding", gzipped)
+	n.answer(w, r, identity.OfNode())
+	return false
+}
+
+// beginning returns what a client can decompress of the beginning of an answer.
+func beginning(sent []byte) []byte {
+	from, err := gzip.NewReader(bytes.NewReader(sent))
+	if err != nil {
+		return nil
+	}
+	text, _ := io.ReadAll(from)
+	return text
+}
+
+// TestLongListsPassWhileTheyArrive: the client has the beginning before the cloud has sent the end, and all of
+// it is kept.
+func TestLongListsPassWhileTheyArrive(t *testing.T) {
+	n := newNode(t, wire.Protobuf)
+	cloud := &compressing{scripted: n.cloud}
+	n.Proxy.Cloud = cloud
+	pods, want := manyPods(1, -1)
+	n.answers(1, pods...)
+	if w := httptest.NewRecorder(); n.askAll(w) || !maps.Equal(n.pods(n.plainOf(w)), want) {
+		t.Error("the first list is another one")
+	}
+	pods, want = manyPods(2, -1)
+	n.answers(2, pods...)
+	w := &told{httptest.NewRecorder(), make(chan int, 1000)}
+	halfway := 0
+	cloud.slow = func() {
+		select {
+		case halfway = <-w.written:
+		case <-time.After(10 * time.Second):
+		}
+	}
+	if n.askAll(w) || !maps.Equal(n.pods(n.plainOf(w.ResponseRecorder)), want) {
+		t.Error("the second list is another one")
+	}
+	if halfway == 0 || halfway >= w.Body.Len() {
+		t.Errorf("when half had been sent, the client had %d bytes of %d", halfway, w.Body.Len())
+	}
+	n.cloud.set(true, nil)
+	if w := httptest.NewRecorder(); n.askAll(w) || !maps.Equal(n.pods(w.Body.Bytes()), want) {
+		t.Error("offline the list is another one")
+	}
+}
+
+// TestAHeldPodInAListThatArrives: the client has nothing of it. The answer breaks off if the client has the
+// beginning, and the next one is whole.
+func TestAHeldPodInAListThatArrives(t *testing.T) {
+	for _, held := range []int{0, 10, 250, 499} {
+		n := newNode(t, wire.Protobuf)
+		n.Proxy.Cloud = &compressing{scripted: n.cloud}
+		pods, first := manyPods(1, -1)
+		n.answers(1, pods...)
+		n.askAll(httptest.NewRecorder())
+		pods, want := manyPods(2, held)
+		n.answers(2, pods...)
+		w := httptest.NewRecorder()
+		brokeOff := n.askAll(w)
+		if brokeOff != (held > 100) {
+			t.Errorf("with pod %d held, the answer broke off: %t", held, brokeOff)
+		}
+		name := fmt.Appendf(nil, "new-%03d", held)
+		if text := beginning(w.Body.Bytes()); bytes.Contains(text, name) {
+			t.Errorf("pod %d reached the client in %d bytes", held, len(text))
+		} else if brokeOff && len(text) < 100<<10 {
+			t.Errorf("the client has %d bytes: the test shows nothing", len(text))
+		}
+		kept := want
+		if brokeOff {
+			kept = first
+		}
+		n.cloud.set(true, nil)
+		if w := httptest.NewRecorder(); n.askAll(w) || !maps.Equal(n.pods(w.Body.Bytes()), kept) {
+			t.Errorf("with pod %d held, offline the list is another one", held)
+		}
+		n.cloud.set(false, nil)
+		for range 2 { // as long as something is held, each list is seen whole
+			if w := httptest.NewRecorder(); n.askAll(w) || !maps.Equal(n.pods(n.plainOf(w)), want) {
+				t.Errorf("with pod %d held, the list after is another one", held)
+			}
+		}
+	}
+}
+
+// TestDamagedListsThatArrive: they break off, and what was kept stays.
+func TestDamagedListsThatArrive(t *testing.T) {
+	for name, spoil := range spoilers {
+		n := newNode(t, wire.Protobuf)
+		cloud := &compressing{scripted: n.cloud}
+		n.Proxy.Cloud = cloud
+		pods, want := manyPods(1, -1)
+		n.answers(1, pods...)
+		n.askAll(httptest.NewRecorder())
+		pods, _ = manyPods(2, -1)
+		n.answers(2, pods...)
+		cloud.spoil = spoil
+		if w := httptest.NewRecorder(); !n.askAll(w) && w.Code == http.StatusOK {
+			t.Errorf("%s passes by the gate", name)
+		}
+		n.cloud.set(true, nil)
+		if w := httptest.NewRecorder(); n.askAll(w) || !maps.Equal(n.pods(w.Body.Bytes()), want) {
+			t.Errorf("after %s, offline the list is another one", name)
+		}
+	}
+}
