@@ -61,9 +61,6 @@ func (s *Items) Next(body []byte) (item Item, ok bool, err error) {
 // At returns how many bytes of the list have been looked at: all items that end before it were returned.
 func (s *Items) At() int { return s.at }
 
-// Kind returns the kind of the list, once its first item was returned.
-func (s *Items) Kind() string { return s.kind }
-
 // Whole returns an error if body is not a whole list, all of whose items were returned.
 func (s *Items) Whole(body []byte) error {
 	if s.end == 0 || s.at < s.end || s.at != len(body) {
