@@ -42,7 +42,7 @@ func main() {
 
 // useOneProcessor runs one goroutine at a time, unless $GOMAXPROCS says something else. A request passes
 // through several goroutines, and to hand it from one thread to another takes longer than what they do. One
-// processor answers some thousand requests a second.
+// processor answers more than a thousand requests a second.
 func useOneProcessor() {
 	if os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(1)

@@ -5,12 +5,13 @@ import (
 	"net/http"
 
 	"github.com/atoll-k8s/atoll/internal/hub/delivery"
+	"github.com/atoll-k8s/atoll/internal/hub/request"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
 const (
-	// ahead is more than what a client can decompress of the bytes that the hub has decompressed by: at most
-	// the 32 KiB of the format's window, and what the next 32 bits stand for.
+	// ahead is more than a client can decompress, beyond what the hub has, of the same bytes: the 32 KiB that
+	// the decompressor may still hold, a copy that it has begun, and what 32 bits stand for.
 	ahead = 64 << 10
 	// leastPassed is the least that is passed on while more arrives, in bytes: each part costs a call.
 	leastPassed = 16 << 10
@@ -22,18 +23,21 @@ const (
 // meanwhile. The client never has a part of a pod that the gate has not seen whole: what it has is behind what the
 // hub has decompressed.
 //
-// That is for lists from which nothing is held. If one is found once the client has the beginning, the answer
-// breaks off, and the client asks again; only lists of which the last one had nothing are passed in this way.
+// That is for lists of which every pod passes without a close look. If another one turns up once the client has the
+// beginning, the answer breaks off, and the client asks again. So it is done only if the last list of the scope had none,
+// and none has been seen since.
 type arriving struct {
 	*Proxy
 	*call
 
 	w     http.ResponseWriter
 	items wire.Items
+	uids  []string // of the pods that pass
 	// parts are the bytes that were needed, and what was decompressed by them, each time when something arrived.
-	// The first ones were passed on.
+	// Those that were passed on are taken away.
 	parts  []part
-	passed int // bytes that the client has
+	passed int  // bytes that the client has
+	gone   bool // the client takes no more
 	// stopped: the list is not passed on before all of it has arrived.
 	stopped bool
 }
@@ -46,7 +50,7 @@ var errObstacle = errors.New("a pod of the list is held, or cannot be read")
 // arrivingFor returns what passes a list on; nil if it is to be seen whole before.
 func (p *Proxy) arrivingFor(w http.ResponseWriter, c *call, response *http.Response) *arriving {
 	format, err := wire.FormatOf(response.Header.Get("Content-Type"))
-	if err != nil || format != wire.Protobuf || response.Header.Get("Content-Encoding") != gzipped || !p.gate.isClear(c.key) {
+	if err != nil || request.PositionOf(c.URL.Query()).Continue != "" || format != wire.Protobuf || response.Header.Get("Content-Encoding") != gzipped || !p.gate.isClear(c.key) {
 		return nil
 	}
 	return &arriving{Proxy: p, call: c, w: w}
@@ -73,7 +77,7 @@ func (a *arriving) arrived(r *received, n int) error {
 		}
 	}
 	i := 0
-	for i < len(a.parts) && a.parts[i].decompressed-2*ahead <= a.items.At() {
+	for i < len(a.parts) && a.parts[i].decompressed+ahead <= a.items.At() {
 		i++
 	}
 	if i > 0 && a.parts[i-1].sent >= a.passed+leastPassed {
@@ -95,17 +99,18 @@ func (a *arriving) mayPass(item *wire.Item) bool {
 	if a.Pods != nil {
 		a.Pods.Seen(wire.Protobuf, item.UID, item.Raw)
 	}
-	a.gate.deliver(item.UID)
+	a.uids = append(a.uids, item.UID)
 	return true
 }
 
-// pass passes the first n bytes on.
+// pass passes the first n bytes on. A list is kept also if its client has gone.
 func (a *arriving) pass(r *received, n int) {
 	if a.passed == 0 {
 		answerWith(a.w, r.Response)
 	}
-	if _, err := a.w.Write(r.sent[a.passed:n]); err != nil {
-		panic(http.ErrAbortHandler) // the client has gone
+	if !a.gone {
+		_, err := a.w.Write(r.sent[a.passed:n])
+		a.gone = err != nil
 	}
 	a.passed = n
 }
@@ -119,34 +124,50 @@ func (a *arriving) finish(r *received, err error) bool {
 		err = a.items.Whole(r.body)
 	}
 	if err != nil {
-		a.gate.block()
-		a.Log.V(2).Info("A list of pods broke off", "path", a.URL.Path, "error", err.Error())
+		a.gate.look()
+		a.Log.Info("A list of pods broke off, and the kubelet asks again", "path", a.URL.Path, "error", err.Error())
 		panic(http.ErrAbortHandler)
+	}
+	for _, uid := range a.uids {
+		a.gate.deliver(uid)
 	}
 	a.pass(r, len(r.sent))
 	return true
 }
 
-// isClear reports whether nothing of the last list of a scope was held, and nothing since.
+// isClear reports whether the last list of a scope had only pods that pass without a close look, and no other
+// has been seen since.
 func (g *gate) isClear(key string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.clear[key]
 }
 
-// setClear remembers that nothing of a list was held.
-func (g *gate) setClear(key string) {
+// looks returns how many close looks there were.
+func (g *gate) looks() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	return g.closeLooks
+}
+
+// setClear remembers that a list had only pods that pass without a close look, unless there were more looks than
+// before it.
+func (g *gate) setClear(key string, looks int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closeLooks != looks {
+		return
+	}
 	if g.clear == nil || len(g.clear) >= maxClear {
 		g.clear = map[string]bool{}
 	}
 	g.clear[key] = true
 }
 
-// block remembers that something was held.
-func (g *gate) block() {
+// look remembers that a pod needs a close look, or cannot be read.
+func (g *gate) look() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.closeLooks++
 	g.clear = nil
 }

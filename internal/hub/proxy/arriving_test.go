@@ -16,13 +16,14 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
 // manyPods are pods whose list has megabytes, and some hundred kilobytes when it is compressed. Each has its
-// name in its image.
-func manyPods(version, held int) (pods []*corev1.Pod, images map[string]string) {
+// name in its image. The one of the given number is new and held, unless change changes that.
+func manyPods(version, held int, change ...func(*corev1.Pod)) (pods []*corev1.Pod, images map[string]string) {
 	random := rand.New(rand.NewPCG(1, uint64(version)))
 	images = map[string]string{}
 	for i := range 500 {
@@ -31,16 +32,21 @@ func manyPods(version, held int) (pods []*corev1.Pod, images map[string]string) 
 			name, labels, length = fmt.Sprintf("new-%03d", i), unbound, 300<<10 // it arrives in many parts
 		}
 		image := fmt.Sprintf("%s:%d-%x-%s", name, version, random.Uint64(), strings.Repeat("x", 4<<10))
-		pods = append(pods, pod(name, image, version, labels, func(p *corev1.Pod) {
+		made := pod(name, image, version, labels, func(p *corev1.Pod) {
 			text := make([]byte, length)
 			for i := range text {
 				text[i] = 'a' + byte(random.IntN(26))
 			}
 			p.Annotations = map[string]string{"text": string(text)}
-		}))
+		})
 		if i != held {
 			images[name] = image
+		} else {
+			for _, c := range change {
+				c(made)
+			}
 		}
+		pods = append(pods, made)
 	}
 	return pods, images
 }
@@ -62,6 +68,12 @@ func (t *told) Write(b []byte) (int, error) {
 // askAll asks for the pods of the node. brokeOff is true if the answer is not whole.
 func (n *node) askAll(w http.ResponseWriter) (brokeOff bool) {
 	n.Helper()
+	return n.askFrom(w, podsOfNode)
+}
+
+// askFrom is askAll for some of them.
+func (n *node) askFrom(w http.ResponseWriter, target string) (brokeOff bool) {
+	n.Helper()
 	defer func() {
 		if r := recover(); r != nil {
 			if err, _ := r.(error); !errors.Is(err, http.ErrAbortHandler) {
@@ -71,7 +83,7 @@ func (n *node) askAll(w http.ResponseWriter) (brokeOff bool) {
 		}
 		n.Wait()
 	}()
-	r := httptest.NewRequestWithContext(n.Context(), http.MethodGet, podsOfNode, nil)
+	r := httptest.NewRequestWithContext(n.Context(), http.MethodGet, target, nil)
 	r.Header.Set("Accept", n.format.ContentType())
 	r.Header.Set("Accept-Encoding", gzipped)
 	n.answer(w, r, identity.OfNode())
@@ -172,12 +184,105 @@ func TestDamagedListsThatArrive(t *testing.T) {
 		pods, _ = manyPods(2, -1)
 		n.answers(2, pods...)
 		cloud.spoil = spoil
-		if w := httptest.NewRecorder(); !n.askAll(w) && w.Code == http.StatusOK {
+		w := httptest.NewRecorder()
+		brokeOff := n.askAll(w)
+		if !brokeOff && w.Code == http.StatusOK {
 			t.Errorf("%s passes by the gate", name)
+		}
+		if name == "a wrong checksum" && !brokeOff {
+			t.Errorf("the client had nothing of what has %s: the test shows nothing", name)
 		}
 		n.cloud.set(true, nil)
 		if w := httptest.NewRecorder(); n.askAll(w) || !maps.Equal(n.pods(w.Body.Bytes()), want) {
 			t.Errorf("after %s, offline the list is another one", name)
 		}
+	}
+}
+
+// TestPodsThatPassAfterACloseLook: a list with one never breaks off again and again.
+func TestPodsThatPassAfterACloseLook(t *testing.T) {
+	for name, change := range map[string]func(*corev1.Pod){
+		"ignores its policy": func(p *corev1.Pod) { p.Annotations[gm.MissingPolicyAnnotation] = gm.MissingPolicyIgnore },
+		"is being deleted":   deleting,
+		"is frozen":          begun,
+	} {
+		n := newNode(t, wire.Protobuf)
+		n.Proxy.Cloud = &compressing{scripted: n.cloud}
+		pods, want := manyPods(1, 250, change)
+		want["new-250"] = pods[250].Spec.Containers[0].Image
+		n.answers(1, pods...)
+		for i := range 4 {
+			if w := httptest.NewRecorder(); n.askAll(w) || !maps.Equal(n.pods(n.plainOf(w)), want) {
+				t.Errorf("list %d with a pod that %s is not whole", i, name)
+			}
+		}
+	}
+}
+
+// TestChunksThatArrive: a held pod in a further chunk does not make the list break off again and again.
+func TestChunksThatArrive(t *testing.T) {
+	n := newNode(t, wire.Protobuf)
+	n.Proxy.Cloud = &compressing{scripted: n.cloud}
+	n.cloud.set(false, func(r *http.Request) (int, string, io.ReadCloser) {
+		held, list := -1, &corev1.PodList{}
+		if list.ResourceVersion = "1"; r.URL.Query().Get("continue") != "" {
+			held = 250
+		} else {
+			list.Continue = "more"
+		}
+		pods, _ := manyPods(1, held)
+		for _, p := range pods {
+			list.Items = append(list.Items, *p)
+		}
+		return http.StatusOK, n.format.ContentType(), io.NopCloser(bytes.NewReader(n.encode(list)))
+	})
+	for i := range 3 {
+		for _, query := range []string{"&limit=500", "&limit=500&continue=more"} {
+			if w := httptest.NewRecorder(); n.askFrom(w, podsOfNode+query) || w.Code != http.StatusOK {
+				t.Errorf("list %d%s is %d, or not whole", i, query, w.Code)
+			}
+		}
+	}
+}
+
+// TestAListThatBrokeOffDeliveredNothing: a pod of it that is not bound any more is held.
+func TestAListThatBrokeOffDeliveredNothing(t *testing.T) {
+	n := newNode(t, wire.Protobuf)
+	n.Proxy.Cloud = &compressing{scripted: n.cloud}
+	pods, _ := manyPods(1, -1)
+	n.answers(1, pods...)
+	n.askAll(httptest.NewRecorder())
+	pods, _ = manyPods(2, 499)
+	n.answers(2, append([]*corev1.Pod{pod("late", "one", 2, bound)}, pods...)...)
+	if !n.askAll(httptest.NewRecorder()) {
+		t.Fatal("the list did not break off")
+	}
+	n.answers(3, pod("late", "one", 3, unbound))
+	if w := httptest.NewRecorder(); n.askAll(w) || len(n.pods(n.plainOf(w))) != 0 {
+		t.Errorf("the pods are %v", n.pods(n.plainOf(w)))
+	}
+}
+
+// leaving is a client that has gone.
+type leaving struct {
+	*httptest.ResponseRecorder
+}
+
+// Write implements io.Writer.
+func (l leaving) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
+
+// TestAClientThatLeavesAListThatArrives: the list is kept.
+func TestAClientThatLeavesAListThatArrives(t *testing.T) {
+	n := newNode(t, wire.Protobuf)
+	n.Proxy.Cloud = &compressing{scripted: n.cloud}
+	pods, _ := manyPods(1, -1)
+	n.answers(1, pods...)
+	n.askAll(httptest.NewRecorder())
+	pods, want := manyPods(2, -1)
+	n.answers(2, pods...)
+	n.askAll(leaving{httptest.NewRecorder()})
+	n.cloud.set(true, nil)
+	if w := httptest.NewRecorder(); n.askAll(w) || !maps.Equal(n.pods(w.Body.Bytes()), want) {
+		t.Error("offline the list is another one")
 	}
 }

@@ -39,7 +39,9 @@ type gate struct {
 	mu        sync.Mutex
 	delivered map[string]bool // UIDs of pods that the node has had
 	held      map[string]Held // by UID
-	clear     map[string]bool // scopes: see arriving
+	// clear are scopes, and closeLooks a number of pods: see arriving.
+	clear      map[string]bool
+	closeLooks int
 }
 
 // Held is a pod that the hub holds.
@@ -110,6 +112,7 @@ func (p *Proxy) judge(c *call, format wire.Format, object []byte, m *wire.Meta, 
 	}
 	pod := delivery.Pod{Labels: labels, Deleting: m.Deleting}
 	if why := delivery.Waiting(labels); why != "" { // few pods are looked at closely
+		p.gate.look()
 		if pod.Annotations, err = format.Annotations(object); err != nil {
 			return "", err
 		}
@@ -125,7 +128,6 @@ func (p *Proxy) judge(c *call, format wire.Format, object []byte, m *wire.Meta, 
 	verdict := delivery.Decide(pod)
 	if verdict != delivery.Deliver {
 		p.metrics.verdict(string(verdict))
-		p.gate.block()
 	}
 	if verdict != delivery.Hold {
 		p.gate.deliver(m.UID)
@@ -236,6 +238,7 @@ func (p *Proxy) listThroughGate(w http.ResponseWriter, c *call, response *http.R
 		return
 	}
 	// A list in protobuf begins with its length: it is not passed on before it is known whether it changes.
+	looks := p.gate.looks()
 	list, changed, err := p.passable(c, contentType, answer.body)
 	var passed []byte
 	if err == nil && changed {
@@ -249,7 +252,9 @@ func (p *Proxy) listThroughGate(w http.ResponseWriter, c *call, response *http.R
 	case changed:
 		answer.passChanged(w, passed)
 	default:
-		p.gate.setClear(c.key)
+		if list.Continue == "" && request.PositionOf(c.URL.Query()).Continue == "" {
+			p.gate.setClear(c.key, looks)
+		}
 		answer.pass(w)
 	}
 	keeping = p.keepSized(c, len(answer.body), func(s *state) error {

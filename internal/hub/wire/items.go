@@ -42,6 +42,7 @@ func (s *Items) Next(body []byte) (item Item, ok bool, err error) {
 			err = s.afterList(f)
 		case f.number == 1 && !s.hasMeta && !s.hasItems:
 			s.hasMeta = true
+			err = readListMeta(f.bytes, &Header{})
 		case f.number == 2:
 			s.hasItems, s.at = true, f.end
 			item, err := s.item(f.bytes)
