@@ -11,16 +11,16 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// playReturns plays an hour in passes of five seconds, and returns the number of evictions.
+// playReturns plays some minutes in passes of five seconds, and returns the number of evictions.
 // An evicted pod stays in the ledger for one more pass. Its successor has no node for the
 // given number of passes, and then runs in the group that group returns.
-func playReturns(t *testing.T, s *fixture, passes int, group func() string) (evicted int) {
+func playReturns(t *testing.T, s *fixture, minutes, passes int, group func() string) (evicted int) {
 	t.Helper()
 	replicaSet := build.ReplicaSet("web-1")
 	type successor struct{ left int }
 	n, coming := 0, map[string]*successor{}
 	var leaving []string
-	for range 720 {
+	for range minutes * 12 {
 		s.World.Clock.Step(5 * time.Second)
 		if _, err := s.pass(); err != nil {
 			t.Fatal(err)
@@ -55,7 +55,7 @@ func TestPodsThatComeBackToTheirGroupAreMovedMoreAndMoreSeldom(t *testing.T) {
 			t.Run(fmt.Sprintf("maxUnavailable %d, a node after %d passes", unavailable, passes), func(t *testing.T) {
 				s := newFixture(t, join(base(maxUnavailable(unavailable)), web("bj", "bj", "bj", "bj", "bj"))...)
 				s.Settle(t)
-				evicted := playReturns(t, s, passes, func() string { return "bj" })
+				evicted := playReturns(t, s, 60, passes, func() string { return "bj" })
 				if most := 7 + int(unavailable); evicted < 4 || evicted > most {
 					t.Errorf("%d running pods were evicted in an hour, want 4 to %d", evicted, most)
 				}
@@ -64,7 +64,7 @@ func TestPodsThatComeBackToTheirGroupAreMovedMoreAndMoreSeldom(t *testing.T) {
 				}
 				// The webhook is called again: pods go where they are wanted.
 				next := []string{"hz", "hz", "hz"}
-				again := playReturns(t, s, passes, func() string { group := next[0]; next = next[1:]; return group })
+				again := playReturns(t, s, 60, passes, func() string { group := next[0]; next = next[1:]; return group })
 				if again != 3 || len(s.memory.returns) != 0 {
 					t.Errorf("%d pods moved then, want 3; remembered: %v", again, s.memory.returns)
 				}
@@ -76,23 +76,23 @@ func TestPodsThatComeBackToTheirGroupAreMovedMoreAndMoreSeldom(t *testing.T) {
 // TestPodsThatComeWhereTheyAreWantedAreMovedWithoutAPause, however late successors get
 // their nodes, and even if one of many came back.
 func TestPodsThatComeWhereTheyAreWantedAreMovedWithoutAPause(t *testing.T) {
-	for _, unavailable := range []int32{1, 2, 7, 30} {
+	for _, unavailable := range []int32{1, 2, 7, 15} {
 		for _, passes := range []int{0, 1, 5} {
 			t.Run(fmt.Sprintf("maxUnavailable %d, a node after %d passes", unavailable, passes), func(t *testing.T) {
-				groups := make([]string, 50)
+				groups := make([]string, 25)
 				for i := range groups {
 					groups[i] = "bj"
 				}
 				s := newFixture(t, join(base(maxUnavailable(unavailable)), web(groups...))...)
 				s.Settle(t)
-				moved := playReturns(t, s, passes, func() string {
+				moved := playReturns(t, s, 20, passes, func() string {
 					if left, _, cameBack := s.memory.pause("web", s.World.Clock.Now()); cameBack {
 						t.Fatalf("paused for %s", left)
 					}
 					return "hz"
 				})
-				if moved != 30 || len(s.memory.returns) != 0 {
-					t.Errorf("%d pods were moved, want 30; remembered: %v", moved, s.memory.returns)
+				if moved != 15 || len(s.memory.returns) != 0 {
+					t.Errorf("%d pods were moved, want 15; remembered: %v", moved, s.memory.returns)
 				}
 			})
 		}
@@ -101,7 +101,7 @@ func TestPodsThatComeWhereTheyAreWantedAreMovedWithoutAPause(t *testing.T) {
 		s := newFixture(t, join(base(maxUnavailable(3)), web("bj", "bj", "bj", "bj", "bj"))...)
 		s.Settle(t)
 		next := []string{"bj", "hz", "hz", "hz"}
-		if moved := playReturns(t, s, 0, func() string { group := next[0]; next = next[1:]; return group }); moved != 4 {
+		if moved := playReturns(t, s, 60, 0, func() string { group := next[0]; next = next[1:]; return group }); moved != 4 {
 			t.Errorf("%d pods were moved, want 4", moved)
 		}
 	})
