@@ -82,5 +82,5 @@ export gotestsum logs programs
 
 # The longest first; and last, when the machine has less load, the tests that create
 # hundreds of pods while processes are killed.
-printf '%s\n' forms own common gangs capacity faults isolated pairs others capacity-faults |
+printf '%s\n' forms common capacity gangs own faults isolated others pairs capacity-faults |
 	xargs -P 4 -I '{}' bash -euo pipefail -c 'part "$@"' part '{}' "$@"
