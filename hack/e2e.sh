@@ -80,7 +80,7 @@ part() {
 export -f run part
 export gotestsum logs programs
 
-# The longest first; and last, when the machine has less load, the tests that create
-# hundreds of pods while processes are killed.
-printf '%s\n' forms common capacity gangs own faults isolated others pairs capacity-faults |
+# The longest first, with one that mostly waits beside those that do not; and last, when
+# the machine has less load, the tests that create hundreds of pods while processes are killed.
+printf '%s\n' forms own common gangs capacity faults isolated pairs others capacity-faults |
 	xargs -P 4 -I '{}' bash -euo pipefail -c 'part "$@"' part '{}' "$@"
