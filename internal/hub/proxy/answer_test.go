@@ -48,7 +48,10 @@ func (z *compressing) RoundTrip(r *http.Request, asNode bool) (*http.Response, e
 		return response, err
 	}
 	var text bytes.Buffer
-	w := gzip.NewWriter(&text)
+	w, err := gzip.NewWriterLevel(&text, gzip.BestSpeed) // as API servers do
+	if err != nil {
+		return nil, err
+	}
 	if _, err := io.Copy(w, response.Body); err != nil {
 		return nil, err
 	}

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -21,23 +22,22 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// manyPods are pods whose list has megabytes, and some hundred kilobytes when it is compressed. Each has its
-// name in its image. The one of the given number is new and held, unless change changes that.
+// manyPods are pods whose list has hundreds of kilobytes, also when it is compressed. Each has its name in its image. The one of the given number is new and held, unless change changes that.
 func manyPods(version, held int, change ...func(*corev1.Pod)) (pods []*corev1.Pod, images map[string]string) {
 	random := rand.New(rand.NewPCG(1, uint64(version)))
 	images = map[string]string{}
-	for i := range 500 {
-		name, labels, length := fmt.Sprintf("pod-%03d", i), map[string]string(nil), 300
+	for i := range 100 {
+		name, labels, length := fmt.Sprintf("pod-%03d", i), map[string]string(nil), 4<<10
 		if i == held {
 			name, labels, length = fmt.Sprintf("new-%03d", i), unbound, 300<<10 // it arrives in many parts
 		}
-		image := fmt.Sprintf("%s:%d-%x-%s", name, version, random.Uint64(), strings.Repeat("x", 4<<10))
+		image := fmt.Sprintf("%s:%d", name, version)
 		made := pod(name, image, version, labels, func(p *corev1.Pod) {
-			text := make([]byte, length)
-			for i := range text {
-				text[i] = 'a' + byte(random.IntN(26))
+			var text strings.Builder
+			for text.Len() < length {
+				text.WriteString(strconv.FormatUint(random.Uint64(), 36))
 			}
-			p.Annotations = map[string]string{"text": string(text)}
+			p.Annotations = map[string]string{"text": text.String()}
 		})
 		if i != held {
 			images[name] = image
@@ -136,7 +136,7 @@ func TestLongListsPassWhileTheyArrive(t *testing.T) {
 // TestAHeldPodInAListThatArrives: the client has nothing of it. The answer breaks off if the client has the
 // beginning, and the next one is whole.
 func TestAHeldPodInAListThatArrives(t *testing.T) {
-	for _, held := range []int{0, 10, 250, 499} {
+	for _, held := range []int{0, 2, 50, 99} {
 		n := newNode(t, wire.Protobuf)
 		n.Proxy.Cloud = &compressing{scripted: n.cloud}
 		pods, first := manyPods(1, -1)
@@ -146,13 +146,13 @@ func TestAHeldPodInAListThatArrives(t *testing.T) {
 		n.answers(2, pods...)
 		w := httptest.NewRecorder()
 		brokeOff := n.askAll(w)
-		if brokeOff != (held > 100) {
+		if brokeOff != (held > 10) {
 			t.Errorf("with pod %d held, the answer broke off: %t", held, brokeOff)
 		}
 		name := fmt.Appendf(nil, "new-%03d", held)
 		if text := beginning(w.Body.Bytes()); bytes.Contains(text, name) {
 			t.Errorf("pod %d reached the client in %d bytes", held, len(text))
-		} else if brokeOff && len(text) < 100<<10 {
+		} else if brokeOff && len(text) < 50<<10 {
 			t.Errorf("the client has %d bytes: the test shows nothing", len(text))
 		}
 		kept := want
@@ -208,8 +208,8 @@ func TestPodsThatPassAfterACloseLook(t *testing.T) {
 	} {
 		n := newNode(t, wire.Protobuf)
 		n.Proxy.Cloud = &compressing{scripted: n.cloud}
-		pods, want := manyPods(1, 250, change)
-		want["new-250"] = pods[250].Spec.Containers[0].Image
+		pods, want := manyPods(1, 50, change)
+		want["new-050"] = pods[50].Spec.Containers[0].Image
 		n.answers(1, pods...)
 		for i := range 4 {
 			if w := httptest.NewRecorder(); n.askAll(w) || !maps.Equal(n.pods(n.plainOf(w)), want) {
@@ -226,7 +226,7 @@ func TestChunksThatArrive(t *testing.T) {
 	n.cloud.set(false, func(r *http.Request) (int, string, io.ReadCloser) {
 		held, list := -1, &corev1.PodList{}
 		if list.ResourceVersion = "1"; r.URL.Query().Get("continue") != "" {
-			held = 250
+			held = 50
 		} else {
 			list.Continue = "more"
 		}
@@ -252,7 +252,7 @@ func TestAListThatBrokeOffDeliveredNothing(t *testing.T) {
 	pods, _ := manyPods(1, -1)
 	n.answers(1, pods...)
 	n.askAll(httptest.NewRecorder())
-	pods, _ = manyPods(2, 499)
+	pods, _ = manyPods(2, 99)
 	n.answers(2, append([]*corev1.Pod{pod("late", "one", 2, bound)}, pods...)...)
 	if !n.askAll(httptest.NewRecorder()) {
 		t.Fatal("the list did not break off")
