@@ -104,7 +104,7 @@ func TestListsThatAreNotRead(t *testing.T) {
 		"another field after items":      inEnvelope(typed, appendMessage(nil, 2, append(bytes.Clone(e.raw), unknown...))),
 		"an item that is no message":     inEnvelope(typed, appendMessage(nil, 2, appendText(nil, 2, "\xff"))),
 		"an item without a name":         inEnvelope(typed, appendMessage(nil, 2, appendMessage(nil, 2, appendMessage(nil, 1, nil)))),
-		"metadata that cannot be read":   inEnvelope(typed, appendMessage(nil, 2, appendMessage(nil, 1, []byte{2<<3 | 0, 1}))),
+		"metadata that cannot be read":   inEnvelope(typed, appendMessage(nil, 2, appendMessage(nil, 1, []byte{2 << 3, 1}))),
 		"less than its length":           inEnvelope(typed, list[:len(list)-1]),
 		"more after an unfinished field": append(inEnvelope(typed, list), 3<<3|2, 5),
 	} {
