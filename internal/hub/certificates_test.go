@@ -3,6 +3,7 @@ package hub
 import (
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -166,6 +167,39 @@ func TestTokensThatReplaceOthers(t *testing.T) {
 	if again, _ := readTokens(path, logr.Discard()); again.Knows("new") {
 		t.Error("after a restart the last token is known, which was refused")
 	}
+}
+
+// TestATokenIsKeptWithinASecond, so that a hub that is killed knows whom it has just answered; and many
+// tokens cost no more than a write a second.
+func TestATokenIsKeptWithinASecond(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tokens.json")
+	synctest.Test(t, func(t *testing.T) {
+		tokens, save := readTokens(path, logr.Discard())
+		saves := 0
+		go keepTokens(t.Context(), tokens, func() { saves++; save() })
+		onDisk := func(token string) bool {
+			synctest.Wait()
+			then, _ := readTokens(path, logr.Discard())
+			return then.Knows(token)
+		}
+		if tokens.Accepted("first", time.Now()); !onDisk("first") {
+			t.Error("a token is not on disk once it was accepted")
+		}
+		for i := range 1000 { // in ten seconds
+			tokens.Accepted(fmt.Sprint(i), time.Now())
+			time.Sleep(10 * time.Millisecond)
+		}
+		if time.Sleep(time.Second); !onDisk("999") {
+			t.Error("a second after it was accepted, a token is not on disk")
+		}
+		if saves > 13 {
+			t.Errorf("in eleven seconds the tokens were written %d times", saves)
+		}
+		tokens.Refused("first")
+		if time.Sleep(time.Second); onDisk("first") {
+			t.Error("a second after it was refused, a token is on disk")
+		}
+	})
 }
 
 // TestAFileThatCannotBeReadStays: it may be readable again.

@@ -58,9 +58,9 @@ const (
 	closeWithin = 2 * time.Second
 	// idleFor is how long a connection may have no request.
 	idleFor = 2 * time.Minute
-	// saveEvery is the time between two looks at whether tokens are new, and rewriteEvery how long the
-	// times at which they were accepted may be wrong on disk.
-	saveEvery, rewriteEvery = 10 * time.Second, time.Hour
+	// saveAfter is the least time between two writes of the known tokens, saveEvery the most between two
+	// attempts, and rewriteEvery how long the times at which they were accepted may be wrong on disk.
+	saveAfter, saveEvery, rewriteEvery = time.Second, 10 * time.Second, time.Hour
 	// secretSize is the size of the secret with which tokens are hashed, in bytes.
 	secretSize = 32
 )
@@ -164,7 +164,7 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, fail fun
 	for what, run := range map[string]func(context.Context){
 		"asking the cloud": cloud.Run, "following files": followed.run, "the certificate of the node": node.run, "the serving certificate": serving.run, "sending kept writes": p.Replay,
 		"following Services": func(ctx context.Context) { services.Run(ctx, p.Follow) },
-		"keeping tokens":     func(ctx context.Context) { every(ctx, saveEvery, save) },
+		"keeping tokens":     func(ctx context.Context) { keepTokens(ctx, tokens, save) },
 	} {
 		background.Go(func() { caught.Keep(ctx, what, run) })
 	}
@@ -235,6 +235,26 @@ func readTokens(path string, log logr.Logger) (tokens *identity.Tokens, save fun
 			return
 		}
 		known, written = now, time.Now()
+	}
+}
+
+// keepTokens calls save soon after tokens have changed, and from time to time, until ctx is done.
+func keepTokens(ctx context.Context, tokens *identity.Tokens, save func()) {
+	again := time.NewTicker(saveEvery)
+	defer again.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tokens.Changed():
+		case <-again.C:
+		}
+		save()
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(saveAfter):
+		}
 	}
 }
 

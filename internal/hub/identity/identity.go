@@ -211,13 +211,15 @@ const maxTokens = 10000
 type Tokens struct {
 	secret []byte
 
+	changed chan struct{} // has an element if a token became known or was forgotten
+
 	mu    sync.Mutex
 	known map[string]time.Time // when it was last accepted, by hash
 }
 
 // NewTokens returns a memory of tokens with what Known returned earlier.
 func NewTokens(secret []byte, known map[string]time.Time) *Tokens {
-	t := &Tokens{secret: secret, known: map[string]time.Time{}}
+	t := &Tokens{secret: secret, changed: make(chan struct{}, 1), known: map[string]time.Time{}}
 	for hash, at := range known {
 		t.known[hash] = at
 	}
@@ -237,6 +239,9 @@ func (t *Tokens) Accepted(token string, at time.Time) (isNew bool) {
 	hash := t.hash(token)
 	_, known := t.known[hash]
 	t.known[hash] = at
+	if !known {
+		t.tell()
+	}
 	if len(t.known) > maxTokens {
 		oldest := hash
 		for h, at := range t.known {
@@ -253,8 +258,23 @@ func (t *Tokens) Accepted(token string, at time.Time) (isNew bool) {
 func (t *Tokens) Refused(token string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	delete(t.known, t.hash(token))
+	hash := t.hash(token)
+	if _, known := t.known[hash]; known {
+		delete(t.known, hash)
+		t.tell()
+	}
 }
+
+func (t *Tokens) tell() {
+	select {
+	case t.changed <- struct{}{}:
+	default:
+	}
+}
+
+// Changed returns a channel that has an element once a token has become known or was forgotten since
+// the last one was received.
+func (t *Tokens) Changed() <-chan struct{} { return t.changed }
 
 // Knows reports whether an API server accepted the token when it last saw it. A token that has
 // expired since counts: nobody can renew it while the cloud is away.
