@@ -125,6 +125,7 @@ func (a *arriving) finish(r *received, err error) bool {
 	}
 	if err != nil {
 		a.gate.look()
+		a.metrics.brokeOff()
 		a.Log.Info("A list of pods broke off, and the kubelet asks again", "path", a.URL.Path, "error", err.Error())
 		panic(http.ErrAbortHandler)
 	}

@@ -139,6 +139,7 @@ func TestAHeldPodInAListThatArrives(t *testing.T) {
 	for _, held := range []int{0, 2, 50, 99} {
 		n := newNode(t, wire.Protobuf)
 		n.Proxy.Cloud = &compressing{scripted: n.cloud}
+		count := n.counters()
 		pods, first := manyPods(1, -1)
 		n.answers(1, pods...)
 		n.askAll(httptest.NewRecorder())
@@ -148,6 +149,9 @@ func TestAHeldPodInAListThatArrives(t *testing.T) {
 		brokeOff := n.askAll(w)
 		if brokeOff != (held > 10) {
 			t.Errorf("with pod %d held, the answer broke off: %t", held, brokeOff)
+		}
+		if got := count("atoll_hub_lists_broken_off_total")[""]; got == 1 != brokeOff {
+			t.Errorf("with pod %d held, %v lists are counted as broken off", held, got)
 		}
 		name := fmt.Appendf(nil, "new-%03d", held)
 		if text := beginning(w.Body.Bytes()); bytes.Contains(text, name) {
