@@ -163,8 +163,9 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, fail fun
 	})
 	for what, run := range map[string]func(context.Context){
 		"asking the cloud": cloud.Run, "following files": followed.run, "the certificate of the node": node.run, "the serving certificate": serving.run, "sending kept writes": p.Replay,
-		"following Services": func(ctx context.Context) { services.Run(ctx, p.Follow) },
-		"keeping tokens":     func(ctx context.Context) { keepTokens(ctx, tokens, save) },
+		"telling of held pods": p.TellOfHeld,
+		"following Services":   func(ctx context.Context) { services.Run(ctx, p.Follow) },
+		"keeping tokens":       func(ctx context.Context) { keepTokens(ctx, tokens, save) },
 	} {
 		background.Go(func() { caught.Keep(ctx, what, run) })
 	}

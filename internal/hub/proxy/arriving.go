@@ -123,6 +123,9 @@ func (a *arriving) finish(r *received, err error) bool {
 	if err == nil {
 		err = a.items.Whole(r.body)
 	}
+	if err != nil && a.Context().Err() != nil {
+		panic(http.ErrAbortHandler) // the client has gone, and the list may have had no fault
+	}
 	if err != nil {
 		a.gate.look()
 		a.metrics.brokeOff()

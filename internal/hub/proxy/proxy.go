@@ -75,9 +75,12 @@ type Proxy struct {
 	own    room // for answers to the node that wait to be stored
 	others room // for those to others
 	forms  turns
-	gate   gate
-	recent recent
-	replay replay
+	// crowd is made by places.
+	crowding sync.Once
+	crowd    *crowd
+	gate     gate
+	recent   recent
+	replay   replay
 	// refusals are those of what the node reads.
 	refusals refusals
 	// metrics is nil if nobody registered them.
@@ -98,6 +101,8 @@ type call struct {
 	what   request.Request
 	// key is that of its scope in the cache; "" if nothing is kept.
 	key string
+	// began is when the request arrived.
+	began time.Time
 }
 
 // ServeHTTP implements http.Handler. A request whose handling panics is not answered to its end.
@@ -121,7 +126,7 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 
 // answer answers a request of a caller.
 func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, caller identity.Caller) {
-	c := &call{Request: r.Clone(r.Context()), caller: caller, what: request.Of(r)}
+	c := &call{Request: r.Clone(r.Context()), caller: caller, what: request.Of(r), began: time.Now()}
 	strip(c.Header)
 	if (c.what.Kind == request.Get || c.what.Kind == request.List) && acceptsGzip(r.Header) {
 		c.Header.Set("Accept-Encoding", gzipped)
@@ -140,6 +145,14 @@ func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, caller identity.C
 	if why := c.wouldPassTheGate(); why != "" {
 		p.refuse(w, r, http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable, "the node's hub cannot tell which of these pods may reach the node: "+why)
 		return
+	}
+	if !caller.IsNode {
+		admitted, leave := p.admit(w, c)
+		if leave == nil {
+			return
+		}
+		defer leave()
+		w = admitted
 	}
 	switch c.what.Kind {
 	case request.Get:

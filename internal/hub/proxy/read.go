@@ -252,6 +252,11 @@ func (p *Proxy) listFromCache(w http.ResponseWriter, c *call, reason error) {
 		_, _ = w.Write(body)
 		return
 	}
+	p.fromCacheInTurn(w, c, func() { p.writeList(w, c, view, h.ContentType, list) })
+}
+
+// writeList answers with a list of the cache.
+func (p *Proxy) writeList(w http.ResponseWriter, c *call, view *cache.View, contentType string, list *wire.Header) {
 	var size wire.Size
 	for i := range view.Len() {
 		size.Add(view.Size(i))
@@ -259,7 +264,7 @@ func (p *Proxy) listFromCache(w http.ResponseWriter, c *call, reason error) {
 	if length, err := list.Length(size); err == nil {
 		w.Header().Set("Content-Length", strconv.FormatInt(length, 10))
 	}
-	w.Header().Set("Content-Type", h.ContentType)
+	w.Header().Set("Content-Type", contentType)
 	if err := list.Encode(w, size, values(view)); err != nil {
 		p.Log.V(2).Info("An answer from the cache broke off", "path", c.URL.Path, "error", err.Error())
 		panic(http.ErrAbortHandler) // the client must see that the answer is not whole

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
+	"github.com/atoll-k8s/atoll/internal/hub/request"
 )
 
 const (
@@ -19,6 +20,19 @@ const (
 	// maxForming bounds the lists that are filtered at a time, each of which is in memory as a whole, and
 	// formWithin how long another one waits for its turn.
 	maxForming, formWithin = 2, 10 * time.Second
+	// maxAnswers bounds the requests of an identity that are answered at a time, and maxAllAnswers those of all
+	// but the node: each may have a part of an answer in memory that its client does not read. maxStreams and
+	// maxAllStreams bound watches and other protocols. maxWaiting bounds the requests of an identity that wait.
+	maxAnswers, maxAllAnswers = 64, 256
+	maxStreams, maxAllStreams = 200, 400
+	maxWaiting                = 192
+	// maxCached bounds the collections that an identity gets from the cache at a time, and maxAllCached those that
+	// all but the node get: to read one is work for the processor, of which the node wants some.
+	maxCached, maxAllCached = 1, 4
+	// takeWithin bounds how long a client may take for a part of an answer, and bodyWithin for the body of its request.
+	takeWithin, bodyWithin = 30 * time.Second, time.Minute
+	// paceAgain is how long the time limit of an answer may be too early: to move it takes time, too.
+	paceAgain = 5 * time.Second
 )
 
 // take takes n bytes, if there is room for them until give is called.
@@ -82,6 +96,168 @@ func (t *turns) enter(ctx context.Context) bool {
 }
 
 func (t *turns) leave() { <-t.slots }
+
+// places bounds requests in progress: ofOne of each identity, ofAll of all of them. waiting bounds those of
+// an identity that wait for a place, which nobody does for long.
+type places struct {
+	ofOne, ofAll, waiting int
+
+	mu  sync.Mutex
+	all chan struct{}
+	of  map[string]*placesOfOne
+}
+
+type placesOfOne struct {
+	taken chan struct{}
+	users int // who has a place, or waits for one
+}
+
+// enter waits for a place. If it returns true, leave must be called.
+func (p *places) enter(ctx context.Context, who string) bool {
+	p.mu.Lock()
+	if p.all == nil {
+		p.all, p.of = make(chan struct{}, p.ofAll), map[string]*placesOfOne{}
+	}
+	one := p.of[who]
+	if one == nil {
+		one = &placesOfOne{taken: make(chan struct{}, p.ofOne)}
+		p.of[who] = one
+	}
+	if one.users >= p.ofOne+p.waiting {
+		p.mu.Unlock()
+		return false
+	}
+	one.users++
+	p.mu.Unlock()
+	timer := time.NewTimer(formWithin)
+	defer timer.Stop()
+	for i, places := range []chan struct{}{one.taken, p.all} {
+		select {
+		case places <- struct{}{}:
+			continue
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+		if i > 0 {
+			<-one.taken
+		}
+		p.forget(who)
+		return false
+	}
+	return true
+}
+
+// leave gives a place back.
+func (p *places) leave(who string) {
+	p.mu.Lock()
+	one := p.of[who]
+	p.mu.Unlock()
+	<-p.all
+	<-one.taken
+	p.forget(who)
+}
+
+// forget forgets a user, and an identity without users.
+func (p *places) forget(who string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.of[who].users--; p.of[who].users == 0 {
+		delete(p.of, who)
+	}
+}
+
+// crowd has the places of all but the node.
+type crowd struct{ answers, streams, cached places }
+
+func newCrowd() *crowd {
+	return &crowd{
+		answers: places{ofOne: maxAnswers, ofAll: maxAllAnswers, waiting: maxWaiting},
+		streams: places{ofOne: maxStreams, ofAll: maxAllStreams},
+		cached:  places{ofOne: maxCached, ofAll: maxAllCached, waiting: maxWaiting},
+	}
+}
+
+// places returns those of all but the node.
+func (p *Proxy) places() *crowd {
+	p.crowding.Do(func() { p.crowd = newCrowd() })
+	return p.crowd
+}
+
+// strangers are together one identity: a token that the cloud has not accepted yet may claim any.
+const strangers = ""
+
+// whose returns who has the place of a request.
+func (p *Proxy) whose(c *call) string {
+	if !p.Tokens.Knows(c.caller.Token) {
+		return strangers
+	}
+	return c.caller.Name
+}
+
+// admit waits until a request of somebody else than the node may be answered, and returns with what to answer it,
+// and what gives its place back; nil if it is answered already.
+func (p *Proxy) admit(w http.ResponseWriter, c *call) (http.ResponseWriter, func()) {
+	who, in := p.whose(c), &p.places().answers
+	isStream := c.what.Kind == request.Watch || c.what.Kind == request.Stream
+	if isStream {
+		in = &p.places().streams
+	}
+	if !in.enter(c.Context(), who) {
+		p.busy(w, c)
+		return w, nil
+	}
+	if !isStream {
+		if c.Body != http.NoBody {
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyWithin))
+		}
+		w = &paced{ResponseWriter: w, controller: http.NewResponseController(w)}
+	}
+	return w, func() { in.leave(who) }
+}
+
+// fromCacheInTurn calls answer, which reads a collection of the cache. All but the node have to wait for their turn.
+func (p *Proxy) fromCacheInTurn(w http.ResponseWriter, c *call, answer func()) {
+	if !c.caller.IsNode {
+		who, in := p.whose(c), &p.places().cached
+		if !in.enter(c.Context(), who) {
+			p.busy(w, c)
+			return
+		}
+		defer in.leave(who)
+	}
+	answer()
+}
+
+// paced ends an answer whose client does not take it.
+type paced struct {
+	http.ResponseWriter
+
+	controller *http.ResponseController
+	until      time.Time // the latest limit; zero is none
+	set        time.Time // when the limit was moved
+}
+
+// Write implements http.ResponseWriter.
+func (p *paced) Write(part []byte) (int, error) {
+	if now := time.Now(); now.Sub(p.set) > paceAgain {
+		limit := now.Add(takeWithin + paceAgain)
+		if !p.until.IsZero() && p.until.Before(limit) {
+			limit = p.until
+		}
+		_ = p.controller.SetWriteDeadline(limit)
+		p.set = now
+	}
+	return p.ResponseWriter.Write(part)
+}
+
+// SetWriteDeadline bounds all of the answer: see http.ResponseController.
+func (p *paced) SetWriteDeadline(limit time.Time) error {
+	p.until, p.set = limit, time.Time{}
+	return p.controller.SetWriteDeadline(limit)
+}
+
+// Unwrap is for http.ResponseController.
+func (p *paced) Unwrap() http.ResponseWriter { return p.ResponseWriter }
 
 // busy answers that the hub does too much of this kind at the moment.
 func (p *Proxy) busy(w http.ResponseWriter, c *call) {

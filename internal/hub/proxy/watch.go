@@ -249,6 +249,9 @@ func (s *stream) deliver(e wire.Event) bool {
 	if e.Type == watch.Bookmark {
 		if last, err := s.format.IsEndOfList(e.Object); err == nil && last {
 			s.position.InitialEvents = false
+			if s.seesAllPods(s.Recognizer.NodeName) {
+				s.gate.settle(s.began)
+			}
 		}
 	}
 	if m.ResourceVersion != "" && !s.position.InitialEvents && (s.version != "" || e.Type == watch.Bookmark) {
@@ -296,15 +299,29 @@ func (s *stream) fromCache(reason error) bool {
 		s.unavailable(s.w, s.Request, fmt.Errorf("%w: the last state here is older than the one that is asked for", reason))
 		return false
 	}
-	s.begun = true
-	s.w.Header().Set("Content-Type", s.format.WatchContentType())
-	s.w.WriteHeader(http.StatusOK)
-	s.flush()
 	if s.version != "" {
+		s.answerFromCache()
 		s.begin()
 		s.startRefreshing()
 		return true
 	}
+	goOn := false
+	s.fromCacheInTurn(s.w, s.call, func() { goOn = s.initialFromCache(view, h, list) })
+	return goOn
+}
+
+// answerFromCache begins the answer to a watch.
+func (s *stream) answerFromCache() {
+	s.begun = true
+	s.w.Header().Set("Content-Type", s.format.WatchContentType())
+	s.w.WriteHeader(http.StatusOK)
+	s.flush()
+}
+
+// initialFromCache begins the watch with what is kept, and returns false if the client does not take it.
+func (s *stream) initialFromCache(view *cache.View, h *head, list *wire.Header) bool {
+	s.answerFromCache()
+	until := time.Now().Add(localWithin)
 	formed, err := s.formed(view, list)
 	if err != nil {
 		s.Log.Error(err, "A watch from the cache broke off", "path", s.URL.Path)
@@ -323,7 +340,7 @@ func (s *stream) fromCache(reason error) bool {
 			s.Log.Error(err, "A watch from the cache broke off", "path", s.URL.Path)
 			panic(http.ErrAbortHandler)
 		}
-		if !s.write(frame) {
+		if !s.write(frame) || !s.caller.IsNode && time.Now().After(until) { // others wait for their turn
 			return false
 		}
 	}

@@ -27,6 +27,8 @@ const (
 	// pingAfter is how long a connection may be silent before it is tried, and pongWithin how long
 	// the answer may take: a link that is cut closes no connection.
 	pingAfter, pongWithin = 10 * time.Second, 5 * time.Second
+	// maxUnread bounds what of an answer to others than the node is received before their client reads it, in bytes.
+	maxUnread = 256 << 10
 	// maxDrain bounds what is read of an answer that nobody needs, in bytes.
 	maxDrain = 64 << 10
 )
@@ -122,6 +124,9 @@ func newTransports(certificate *tls.Certificate, roots *x509.CertPool) transport
 		if http2 {
 			t.ForceAttemptHTTP2 = true
 			t.HTTP2 = &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pongWithin}
+			if certificate == nil {
+				t.HTTP2.MaxReceiveBufferPerStream = maxUnread
+			}
 		} else {
 			t.Protocols = new(http.Protocols)
 			t.Protocols.SetHTTP1(true)
