@@ -451,9 +451,14 @@ func (p *Proxy) TellOfHeld(ctx context.Context) {
 			return
 		case <-time.After(tellEvery):
 		}
-		for uid, h := range p.gate.due(time.Now()) {
-			p.sendEvent(ctx, uid, h)
-		}
+		p.tellDue(ctx, time.Now())
+	}
+}
+
+// tellDue sends the events that are due at a time.
+func (p *Proxy) tellDue(ctx context.Context, now time.Time) {
+	for uid, h := range p.gate.due(now) {
+		p.sendEvent(ctx, uid, h)
 	}
 }
 

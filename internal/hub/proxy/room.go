@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"strings"
@@ -31,8 +32,6 @@ const (
 	maxCached, maxAllCached = 1, 4
 	// takeWithin bounds how long a client may take for a part of an answer, and bodyWithin for the body of its request.
 	takeWithin, bodyWithin = 30 * time.Second, time.Minute
-	// paceAgain is how long the time limit of an answer may be too early: to move it takes time, too.
-	paceAgain = 5 * time.Second
 )
 
 // take takes n bytes, if there is room for them until give is called.
@@ -210,7 +209,7 @@ func (p *Proxy) admit(w http.ResponseWriter, c *call) (http.ResponseWriter, func
 		if c.Body != http.NoBody {
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyWithin))
 		}
-		w = &paced{ResponseWriter: w, controller: http.NewResponseController(w)}
+		w = &paced{ResponseWriter: w, controller: http.NewResponseController(w), within: cmp.Or(p.slowAfter, takeWithin)}
 	}
 	return w, func() { in.leave(who) }
 }
@@ -233,14 +232,16 @@ type paced struct {
 	http.ResponseWriter
 
 	controller *http.ResponseController
+	within     time.Duration
 	until      time.Time // the latest limit; zero is none
 	set        time.Time // when the limit was moved
 }
 
 // Write implements http.ResponseWriter.
 func (p *paced) Write(part []byte) (int, error) {
-	if now := time.Now(); now.Sub(p.set) > paceAgain {
-		limit := now.Add(takeWithin + paceAgain)
+	// To move the limit takes time, too.
+	if now, again := time.Now(), p.within/4; now.Sub(p.set) > again {
+		limit := now.Add(p.within + again)
 		if !p.until.IsZero() && p.until.Before(limit) {
 			limit = p.until
 		}

@@ -1,0 +1,271 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/atoll-k8s/atoll/internal/hub/identity"
+	"github.com/atoll-k8s/atoll/internal/hub/wire"
+)
+
+// TestPlaces: an identity has its places and no more, some wait, and others have theirs.
+func TestPlaces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &places{ofOne: 2, ofAll: 3, waiting: 1}
+		for range 2 {
+			if !p.enter(t.Context(), "a") {
+				t.Fatal("there is no place")
+			}
+		}
+		began := time.Now()
+		waited := make(chan bool)
+		go func() { waited <- p.enter(t.Context(), "a") }()
+		synctest.Wait()
+		if p.enter(t.Context(), "a") || time.Since(began) > 0 {
+			t.Error("a fourth request of an identity is not refused at once")
+		}
+		if !p.enter(t.Context(), "b") {
+			t.Error("another identity has no place")
+		}
+		if p.enter(t.Context(), "c") || time.Since(began) != formWithin {
+			t.Errorf("beyond the places of all there is one, after %s", time.Since(began))
+		}
+		if <-waited {
+			t.Error("beyond the places of an identity there is one")
+		}
+		go func() { waited <- p.enter(t.Context(), "a") }()
+		synctest.Wait()
+		p.leave("a")
+		if !<-waited {
+			t.Error("a place that is given back is not taken")
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if p.enter(ctx, "c") {
+			t.Error("a client that has gone has a place")
+		}
+		p.leave("a")
+		p.leave("a")
+		p.leave("b")
+		if len(p.of) != 0 || len(p.all) != 0 {
+			t.Errorf("without requests, %d identities and %d places are taken", len(p.of), len(p.all))
+		}
+	})
+}
+
+// TestNobodyTakesThePlacesOfOthers: one identity has as many requests as it may, and another, the node and
+// a token that has not been accepted are answered. One that claims to be another takes nothing of it.
+func TestNobodyTakesThePlacesOfOthers(t *testing.T) {
+	n := newNode(t, wire.JSON)
+	opened := make(chan struct{})
+	release := sync.OnceFunc(func() { close(opened) })
+	defer release()
+	n.cloud.set(false, func(r *http.Request) (int, string, io.ReadCloser) {
+		if strings.Contains(r.URL.Path, "slow") {
+			from, to := io.Pipe()
+			go func() { <-opened; _ = to.Close() }()
+			if r.Header.Get("Authorization") == "Bearer forged" {
+				return http.StatusUnauthorized, "application/json", from
+			}
+			return http.StatusOK, "application/json", from
+		}
+		return http.StatusOK, "application/json", io.NopCloser(strings.NewReader("{}"))
+	})
+	const path = "/api/v1/namespaces/x/configmaps/"
+	ask := func(caller identity.Caller, name string) int {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, path+name, nil)
+		w := httptest.NewRecorder()
+		n.answer(w, r, caller)
+		return w.Code
+	}
+	greedy, other := identity.Caller{Name: "subject:greedy", Token: "greedy"}, identity.Caller{Name: "subject:other", Token: "other"}
+	for _, caller := range []identity.Caller{greedy, other} {
+		if code := ask(caller, "first"); code != http.StatusOK {
+			t.Fatalf("a first request is answered with %d", code)
+		}
+	}
+	forger := identity.Caller{Name: other.Name, Token: "forged"}
+	var asking sync.WaitGroup
+	for i := range maxAnswers + maxWaiting {
+		asking.Go(func() { ask(greedy, fmt.Sprint("slow", i)) })
+	}
+	for i := range maxAnswers {
+		asking.Go(func() { ask(forger, fmt.Sprint("slow", i)) })
+	}
+	users := func(who string) int {
+		in := &n.places().answers
+		in.mu.Lock()
+		defer in.mu.Unlock()
+		if one := in.of[who]; one != nil {
+			return one.users
+		}
+		return 0
+	}
+	for users(greedy.Name) < maxAnswers+maxWaiting || users(strangers) < maxAnswers {
+		if t.Context().Err() != nil {
+			t.Fatal("the requests do not begin")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if code := ask(greedy, "one-more"); code != http.StatusTooManyRequests {
+		t.Errorf("one request more than an identity may have is answered with %d", code)
+	}
+	for who, caller := range map[string]identity.Caller{"another identity": other, "the node": identity.OfNode()} {
+		if code := ask(caller, "now"); code != http.StatusOK {
+			t.Errorf("%s is answered with %d", who, code)
+		}
+	}
+	release()
+	asking.Wait()
+}
+
+// TestAnAnswerThatIsNotRead ends, and its place is free.
+func TestAnAnswerThatIsNotRead(t *testing.T) {
+	n := newNode(t, wire.JSON)
+	n.slowAfter = 100 * time.Millisecond
+	ended := make(chan error, 1)
+	n.cloud.set(false, func(*http.Request) (int, string, io.ReadCloser) {
+		from, to := io.Pipe()
+		go func() {
+			part := make([]byte, 1<<20)
+			for range 1000 {
+				if _, err := to.Write(part); err != nil {
+					ended <- err
+					return
+				}
+			}
+			ended <- nil
+		}()
+		return http.StatusOK, "application/json", from
+	})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { n.answer(w, r, reader) }))
+	defer server.Close()
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", server.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := fmt.Fprintf(conn, "GET /api/v1/namespaces/x/configmaps HTTP/1.1\r\nHost: hub\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-ended:
+		if err == nil {
+			t.Error("a gigabyte of an answer that nobody reads is taken")
+		}
+	case <-time.After(time.Minute):
+		t.Error("an answer that is not read does not end")
+	}
+}
+
+// TestAHeldPodThatIsGone is not told as held any more once a list of all pods is without it.
+func TestAHeldPodThatIsGone(t *testing.T) {
+	n := newNode(t, wire.JSON)
+	lists := func(path string, want int) {
+		t.Helper()
+		n.ask(t.Context(), path)
+		n.Wait()
+		if got := n.Held(); len(got) != want {
+			t.Errorf("after %s, held are %v, want %d", path, got, want)
+		}
+	}
+	n.answers(1, pod("held", "one", 1, unbound))
+	lists(podsOfNode, 1)
+	lists(podsOfNode, 1)
+	n.answers(2)
+	lists("/api/v1/namespaces/other/pods", 1)
+	lists(podsOfNode+"&labelSelector=a%3Db", 1)
+	lists(podsOfNode+"&continue=x", 1)
+	lists(podsOfNode, 0)
+}
+
+// withoutEvents is a cloud that takes no events while fails is true.
+type withoutEvents struct {
+	*scripted
+	fails bool
+}
+
+func (c *withoutEvents) RoundTrip(r *http.Request, asNode bool) (*http.Response, error) {
+	if r.Method == http.MethodPost && c.fails {
+		return nil, errors.New("connection reset")
+	}
+	return c.scripted.RoundTrip(r, asNode)
+}
+
+// TestAHeldPodHasAnEvent also if the first attempt fails, and another one before the API server has
+// forgotten the first.
+func TestAHeldPodHasAnEvent(t *testing.T) {
+	n := newNode(t, wire.JSON)
+	cloud := &withoutEvents{n.cloud, true}
+	n.Proxy.Cloud = cloud
+	n.answers(1, pod("held", "one", 1, unbound))
+	n.ask(t.Context(), podsOfNode)
+	n.Wait()
+	cloud.fails = false
+	began := time.Now()
+	for _, step := range []struct {
+		after time.Duration
+		want  int
+	}{
+		{0, 0}, {tellAgain + time.Second, 1}, {2 * tellAgain, 1}, {tellAnew - time.Minute, 1}, {tellAnew + time.Minute, 2},
+	} {
+		n.tellDue(t.Context(), began.Add(step.after))
+		if got := len(n.cloud.events); got != step.want {
+			t.Errorf("%s after the first attempt, there are %d events, want %d", step.after, got, step.want)
+		}
+	}
+	n.answers(2)
+	n.ask(t.Context(), podsOfNode)
+	n.tellDue(t.Context(), began.Add(time.Hour))
+	if got := len(n.cloud.events); got != 2 {
+		t.Errorf("of a pod that is gone, there are %d events", got)
+	}
+}
+
+// TestCollectionsFromTheCacheInTurn: who gets one has to wait with the next, and the node has not.
+func TestCollectionsFromTheCacheInTurn(t *testing.T) {
+	n := newNode(t, wire.JSON)
+	n.answers(1, pod("a", "1", 1, nil))
+	ask := func(caller identity.Caller, query string) (code int, answered bool) {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		w := httptest.NewRecorder()
+		defer func() { answered = recover() == nil }()
+		r := httptest.NewRequestWithContext(ctx, http.MethodGet, podsOfNode+query, nil)
+		r.Header.Set("Accept", n.format.ContentType())
+		n.answer(w, r, caller)
+		return w.Code, true
+	}
+	for _, caller := range []identity.Caller{reader, identity.OfNode()} {
+		if code, _ := ask(caller, ""); code != http.StatusOK {
+			t.Fatalf("online the answer is %d", code)
+		}
+	}
+	n.Wait()
+	n.cloud.set(true, nil)
+	if !n.places().cached.enter(t.Context(), reader.Name) {
+		t.Fatal("there is no place")
+	}
+	for _, query := range []string{"", "&watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"} {
+		if code, answered := ask(reader, query); answered {
+			t.Errorf("a second collection is answered with %d: %s", code, query)
+		}
+	}
+	if code, answered := ask(identity.OfNode(), ""); code != http.StatusOK || !answered {
+		t.Errorf("the node has to wait: %d", code)
+	}
+	n.places().cached.leave(reader.Name)
+	if code, answered := ask(reader, ""); code != http.StatusOK || !answered {
+		t.Errorf("once the first is over, the answer is %d", code)
+	}
+}
