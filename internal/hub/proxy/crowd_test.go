@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -67,25 +66,16 @@ func TestPlaces(t *testing.T) {
 // a token that has not been accepted are answered. One that claims to be another takes nothing of it.
 func TestNobodyTakesThePlacesOfOthers(t *testing.T) {
 	n := newNode(t, wire.JSON)
-	opened := make(chan struct{})
-	release := sync.OnceFunc(func() { close(opened) })
-	defer release()
-	n.cloud.set(false, func(r *http.Request) (int, string, io.ReadCloser) {
-		if strings.Contains(r.URL.Path, "slow") {
-			from, to := io.Pipe()
-			go func() { <-opened; _ = to.Close() }()
-			if r.Header.Get("Authorization") == "Bearer forged" {
-				return http.StatusUnauthorized, "application/json", from
-			}
-			return http.StatusOK, "application/json", from
-		}
+	n.cloud.set(false, func(*http.Request) (int, string, io.ReadCloser) {
 		return http.StatusOK, "application/json", io.NopCloser(strings.NewReader("{}"))
 	})
-	const path = "/api/v1/namespaces/x/configmaps/"
-	ask := func(caller identity.Caller, name string) int {
-		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, path+name, nil)
+	// ask returns 0 if there is no answer for some time.
+	ask := func(caller identity.Caller, name string) (code int) {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		defer func() { _ = recover() }()
 		w := httptest.NewRecorder()
-		n.answer(w, r, caller)
+		n.answer(w, httptest.NewRequestWithContext(ctx, http.MethodGet, "/api/v1/namespaces/x/configmaps/"+name, nil), caller)
 		return w.Code
 	}
 	greedy, other := identity.Caller{Name: "subject:greedy", Token: "greedy"}, identity.Caller{Name: "subject:other", Token: "other"}
@@ -95,38 +85,26 @@ func TestNobodyTakesThePlacesOfOthers(t *testing.T) {
 		}
 	}
 	forger := identity.Caller{Name: other.Name, Token: "forged"}
-	var asking sync.WaitGroup
-	for i := range maxAnswers + maxWaiting {
-		asking.Go(func() { ask(greedy, fmt.Sprint("slow", i)) })
-	}
-	for i := range maxAnswers {
-		asking.Go(func() { ask(forger, fmt.Sprint("slow", i)) })
-	}
-	users := func(who string) int {
-		in := &n.places().answers
-		in.mu.Lock()
-		defer in.mu.Unlock()
-		if one := in.of[who]; one != nil {
-			return one.users
+	in := &n.places().answers
+	for range maxAnswers {
+		if !in.enter(t.Context(), greedy.Name) || !in.enter(t.Context(), strangers) {
+			t.Fatal("there is no place")
 		}
-		return 0
 	}
-	for users(greedy.Name) < maxAnswers+maxWaiting || users(strangers) < maxAnswers {
-		if t.Context().Err() != nil {
-			t.Fatal("the requests do not begin")
+	for who, caller := range map[string]identity.Caller{"who has all its places": greedy, "a stranger that claims to be another": forger} {
+		if code := ask(caller, "now"); code != 0 {
+			t.Errorf("%s is answered with %d", who, code)
 		}
-		time.Sleep(time.Millisecond)
-	}
-	if code := ask(greedy, "one-more"); code != http.StatusTooManyRequests {
-		t.Errorf("one request more than an identity may have is answered with %d", code)
 	}
 	for who, caller := range map[string]identity.Caller{"another identity": other, "the node": identity.OfNode()} {
 		if code := ask(caller, "now"); code != http.StatusOK {
 			t.Errorf("%s is answered with %d", who, code)
 		}
 	}
-	release()
-	asking.Wait()
+	in.leave(greedy.Name)
+	if code := ask(greedy, "now"); code != http.StatusOK {
+		t.Errorf("once a place is free, the answer is %d", code)
+	}
 }
 
 // TestAnAnswerThatIsNotRead ends, and its place is free.
@@ -165,6 +143,41 @@ func TestAnAnswerThatIsNotRead(t *testing.T) {
 		}
 	case <-time.After(time.Minute):
 		t.Error("an answer that is not read does not end")
+	}
+}
+
+// TestASilentAnswerGoesOn, such as a log that is followed, on which nothing is written for a time.
+func TestASilentAnswerGoesOn(t *testing.T) {
+	n := newNode(t, wire.JSON)
+	n.slowAfter = 100 * time.Millisecond
+	n.cloud.set(false, func(*http.Request) (int, string, io.ReadCloser) {
+		from, to := io.Pipe()
+		go func() {
+			_, _ = to.Write([]byte("first "))
+			<-time.After(3 * n.slowAfter)
+			_, _ = to.Write([]byte("last"))
+			_ = to.Close()
+		}()
+		return http.StatusOK, "text/plain", from
+	})
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { n.answer(w, r, reader) }))
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	defer server.Close()
+	for _, path := range []string{"/api/v1/namespaces/x/pods/y/log?follow=true", "/api/v1/namespaces/x/configmaps", "/apis/x.y/v1/unknown"} {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response, err := server.Client().Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(response.Body)
+		_ = response.Body.Close()
+		if err != nil || string(text) != "first last" {
+			t.Errorf("of %s came %q, %v", path, text, err)
+		}
 	}
 }
 

@@ -227,33 +227,42 @@ func (p *Proxy) fromCacheInTurn(w http.ResponseWriter, c *call, answer func()) {
 	answer()
 }
 
-// paced ends an answer whose client does not take it.
+// paced ends an answer whose client does not take it. An answer that is silent, because the cloud is, goes on.
 type paced struct {
 	http.ResponseWriter
 
 	controller *http.ResponseController
 	within     time.Duration
-	until      time.Time // the latest limit; zero is none
-	set        time.Time // when the limit was moved
+	until      time.Time // bounds all of the answer; zero is none
 }
 
 // Write implements http.ResponseWriter.
-func (p *paced) Write(part []byte) (int, error) {
-	// To move the limit takes time, too.
-	if now, again := time.Now(), p.within/4; now.Sub(p.set) > again {
-		limit := now.Add(p.within + again)
-		if !p.until.IsZero() && p.until.Before(limit) {
-			limit = p.until
-		}
-		_ = p.controller.SetWriteDeadline(limit)
-		p.set = now
+func (p *paced) Write(part []byte) (n int, err error) {
+	p.inTime(func() error { n, err = p.ResponseWriter.Write(part); return err })
+	return n, err
+}
+
+// FlushError is for http.ResponseController.
+func (p *paced) FlushError() (err error) {
+	p.inTime(func() error { err = p.controller.Flush(); return err })
+	return err
+}
+
+// inTime calls give, which gives the client something, and does not wait for long.
+func (p *paced) inTime(give func() error) {
+	limit := time.Now().Add(p.within)
+	if !p.until.IsZero() && p.until.Before(limit) {
+		limit = p.until
 	}
-	return p.ResponseWriter.Write(part)
+	_ = p.controller.SetWriteDeadline(limit)
+	if give() == nil {
+		_ = p.controller.SetWriteDeadline(p.until) // else it would end an answer that is silent
+	}
 }
 
 // SetWriteDeadline bounds all of the answer: see http.ResponseController.
 func (p *paced) SetWriteDeadline(limit time.Time) error {
-	p.until, p.set = limit, time.Time{}
+	p.until = limit
 	return p.controller.SetWriteDeadline(limit)
 }
 
