@@ -229,36 +229,57 @@ func (e *edge) podsOf(w *httptest.ResponseRecorder) map[string]string {
 // TestInitialEventsThatAreNotKept are not missing in what is kept: the disk is slow, and the state is not
 // kept, or all of it.
 func TestInitialEventsThatAreNotKept(t *testing.T) {
-	n := newNode(t, wire.JSON)
-	var all []*corev1.Pod
-	want := map[string]string{}
-	for i := range maxJobs + 10 {
-		p := pod(fmt.Sprintf("pod-%04d", i), "1", i+1, nil)
-		all = append(all, p)
-		want[p.Name] = "1"
+	for name, lastOneToo := range map[string]bool{"some": false, "and not the last one": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, wire.JSON)
+			var all []*corev1.Pod
+			want := map[string]string{}
+			for i := range maxJobs + 10 {
+				p := pod(fmt.Sprintf("pod-%04d", i), "1", i+1, nil)
+				all = append(all, p)
+				want[p.Name] = "1"
+			}
+			version := len(all) + 1
+			n.answers(version, all...)
+			hangs := make(chan struct{})
+			n.queues.add("node\n"+requestOf(podsOfNode, n.format), 0, func(*state) { <-hangs })
+			o := n.open(podsOfNode + streamed)
+			for _, p := range all {
+				o.send(event{watch.Added, p})
+			}
+			if lastOneToo {
+				o.send(endOfInitial("2000"))
+				o.isRead()
+				close(hangs)
+			} else {
+				o.isRead()
+				close(hangs)
+				n.isStored()
+				o.send(endOfInitial("2000"))
+				o.isRead()
+			}
+			n.isStored()
+			n.cloud.set(true, nil)
+			if w := n.ask(t.Context(), podsOfNode); w.Code == http.StatusOK {
+				if got := n.pods(w.Body.Bytes()); !maps.Equal(got, want) {
+					t.Errorf("%d of %d pods are kept", len(got), len(want))
+				}
+			}
+			n.cloud.set(false, nil)
+			n.offline("once it was read anew,", version, want)
+		})
 	}
-	version := len(all) + 1
-	n.answers(version, all...)
-	hangs := make(chan struct{})
-	n.queues.add("node\n"+requestOf(podsOfNode, n.format), 0, func(*state) { <-hangs })
-	o := n.open(podsOfNode + streamed)
-	for _, p := range all {
-		o.send(event{watch.Added, p})
-	}
-	close(hangs)
-	o.send(endOfInitial("2000"))
-	build.Eventually(t, "the queue is empty", func() bool {
+}
+
+// isRead waits until the hub has passed on all that the cloud has sent.
+func (o *opened) isRead() { _, _ = o.cloud.Write(nil) } // a pipe: it returns when the next read has begun
+
+// isStored waits until nothing waits to be stored.
+func (n *node) isStored() {
+	build.Eventually(n.T, "the queue is empty", func() bool {
 		n.queues.mu.Lock()
 		defer n.queues.mu.Unlock()
 		return len(n.queues.of) == 0
 	})
-	n.cloud.set(true, nil)
-	w := n.ask(t.Context(), podsOfNode)
-	if w.Code == http.StatusOK {
-		if got := n.pods(w.Body.Bytes()); !maps.Equal(got, want) {
-			t.Errorf("%d of %d pods are kept", len(got), len(want))
-		}
-	}
-	n.cloud.set(false, nil)
-	n.offline("once it was read anew,", version, want)
 }

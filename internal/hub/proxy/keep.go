@@ -241,8 +241,7 @@ func (s *stream) follow(e wire.Event, m wire.Meta, before string, passes bool) {
 	}
 	room, size := s.roomOf(s.call), len(object)
 	if !room.take(size) {
-		s.behind = true
-		s.isIncomplete = s.isIncomplete || initial
+		s.lose(initial)
 		return
 	}
 	s.behind = !s.queues.add(s.key, wait, func(st *state) {
@@ -266,7 +265,17 @@ func (s *stream) follow(e wire.Event, m wire.Meta, before string, passes bool) {
 	})
 	if s.behind {
 		room.give(size)
-		s.isIncomplete = s.isIncomplete || initial
+		s.lose(initial)
+	}
+}
+
+// lose notes that an event is not kept. The next one of the stream finds what is missing; if it is the last
+// of the initial ones, the next one may be long in coming.
+func (s *stream) lose(initial bool) {
+	s.behind = true
+	s.isIncomplete = s.isIncomplete || initial
+	if initial && !s.isInitial {
+		s.heal(s.call)
 	}
 }
 
