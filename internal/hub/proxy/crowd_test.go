@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/atoll-k8s/atoll/internal/hub/filter"
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
@@ -36,7 +37,7 @@ func TestPlaces(t *testing.T) {
 		if !p.enter(t.Context(), "b") {
 			t.Error("another identity has no place")
 		}
-		if p.enter(t.Context(), "c") || time.Since(began) != formWithin {
+		if p.enter(t.Context(), "c") || time.Since(began) != turnWithin {
 			t.Errorf("beyond the places of all there is one, after %s", time.Since(began))
 		}
 		if <-waited {
@@ -281,4 +282,63 @@ func TestCollectionsFromTheCacheInTurn(t *testing.T) {
 	if code, answered := ask(reader, ""); code != http.StatusOK || !answered {
 		t.Errorf("once the first is over, the answer is %d", code)
 	}
+}
+
+// plainFilter is a Filter of everything, which changes nothing.
+type plainFilter struct{ filter.Filter }
+
+func (plainFilter) Session(string, string, string, string) filter.Session { return plainSession{} }
+func (plainFilter) Await(context.Context)                                 {}
+
+type plainSession struct{}
+
+func (plainSession) Learn(wire.Format, *wire.Meta, []byte) bool             { return false }
+func (plainSession) Forget(*wire.Meta) bool                                 { return false }
+func (plainSession) Form(_ wire.Format, _ *wire.Meta, object []byte) []byte { return object }
+
+// TestListsAreFilteredInTurn: each is in memory as a whole, and who gets no turn is told when to ask again.
+func TestListsAreFilteredInTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t, wire.JSON)
+		n.Filter = plainFilter{}
+		other := identity.Caller{Name: "other", Token: "y"}
+		n.answers(1, pod("a", "1", 1, nil))
+		for _, caller := range []identity.Caller{reader, other} {
+			n.Tokens.Accepted(caller.Token, time.Now())
+			n.askAs(caller, podsOfNode)
+			n.Wait()
+		}
+		in := &n.places().formed
+		take := func(who string) {
+			t.Helper()
+			if !in.enter(t.Context(), who) {
+				t.Fatalf("there is no place for %s", who)
+			}
+		}
+		for _, offline := range []bool{false, true} {
+			n.cloud.set(offline, nil)
+			ask := func(caller identity.Caller, want int) {
+				t.Helper()
+				w := n.askAs(caller, podsOfNode)
+				if refused := w.Code == http.StatusTooManyRequests; w.Code != want || refused != (w.Header().Get("Retry-After") != "") || refused && w.Header().Get(AsOf) != "" {
+					t.Errorf("offline %t: the answer to %s is %d %v, want %d", offline, caller.Name, w.Code, w.Header(), want)
+				}
+			}
+			take(reader.Name)
+			ask(reader, http.StatusTooManyRequests) // one at a time for each
+			ask(other, http.StatusOK)
+			time.AfterFunc(turnWithin/2, func() { in.leave(reader.Name) })
+			ask(reader, http.StatusOK)
+			for i := range maxAllFormed {
+				take(fmt.Sprint("reader ", i))
+			}
+			ask(other, http.StatusTooManyRequests)
+			if w := n.askAs(identity.OfNode(), podsOfNode); w.Code != http.StatusOK && !offline {
+				t.Errorf("the node is answered %d", w.Code)
+			}
+			for i := range maxAllFormed {
+				in.leave(fmt.Sprint("reader ", i))
+			}
+		}
+	})
 }

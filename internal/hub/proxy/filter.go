@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"path"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -121,26 +122,30 @@ func (p *Proxy) filtered(c *call, list *wire.List, session filter.Session) (text
 	return text, true
 }
 
-// filteredFromCache returns what is kept of a collection as a filter wants it.
-func (p *Proxy) filteredFromCache(c *call, list *wire.Header, view *cache.View, session filter.Session) ([]byte, error) {
+// filteredFromCache answers with what is kept of a collection as a filter wants it.
+func (p *Proxy) filteredFromCache(w http.ResponseWriter, c *call, view *cache.View, h *head, list *wire.Header, session filter.Session) {
 	var size wire.Size
 	for i := range view.Len() {
 		size.Add(view.Size(i))
 	}
 	var body bytes.Buffer
-	if err := list.Encode(&body, size, values(view)); err != nil {
-		return nil, err
+	err := list.Encode(&body, size, values(view))
+	var whole *wire.List
+	if err == nil {
+		whole, err = list.Format.DecodeList(body.Bytes())
 	}
-	p.Filter.Await(c.Context())
-	whole, err := list.Format.DecodeList(body.Bytes())
 	if err != nil {
-		return nil, err
+		p.unavailable(w, c.Request, err)
+		return
 	}
 	whole.ItemsHaveType = list.ItemsHaveType
+	answer := body.Bytes()
 	if filtered, changed := p.filtered(c, whole, session); changed {
-		return filtered, nil
+		answer = filtered
 	}
-	return body.Bytes(), nil
+	w.Header().Set("Content-Type", h.ContentType)
+	w.Header().Set("Content-Length", strconv.Itoa(len(answer)))
+	_, _ = w.Write(answer)
 }
 
 // filtering is what a watch whose objects pass a filter needs besides. The zero value filters nothing.

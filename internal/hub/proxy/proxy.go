@@ -74,7 +74,6 @@ type Proxy struct {
 	chunks chunks
 	own    room // for answers to the node that wait to be stored
 	others room // for those to others
-	forms  turns
 	// crowd is made by places.
 	crowding sync.Once
 	crowd    *crowd
@@ -307,6 +306,8 @@ func (p *Proxy) refuse(w http.ResponseWriter, r *http.Request, code int, reason 
 			break
 		}
 	}
+	w.Header().Del(AsOf) // the answer is the hub's, whatever of the cache it was about to give
+	w.Header().Del("Warning")
 	status := metav1.Status{Status: metav1.StatusFailure, Reason: reason, Message: message, Code: int32(code)}
 	if code == http.StatusServiceUnavailable || code == http.StatusTooManyRequests {
 		status.Details = &metav1.StatusDetails{RetryAfterSeconds: retryAfter}

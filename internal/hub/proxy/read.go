@@ -194,12 +194,7 @@ func (p *Proxy) list(w http.ResponseWriter, c *call) {
 	}
 	if session := p.sessionOf(c); session != nil && response.StatusCode == http.StatusOK {
 		p.Filter.Await(c.Context()) // in nobody's turn
-		if !p.forms.enter(c.Context()) {
-			p.busy(w, c)
-			return
-		}
-		defer p.forms.leave()
-		p.listThroughFilter(w, c, response, session)
+		p.inTurn(w, c, &p.places().formed, func() { p.listThroughFilter(w, c, response, session) })
 		return
 	}
 	p.passAndKeep(w, c, response, func(st *state, body []byte) error {
@@ -237,19 +232,8 @@ func (p *Proxy) listFromCache(w http.ResponseWriter, c *call, reason error) {
 		return
 	}
 	if session := p.sessionOf(c); session != nil {
-		if !p.forms.enter(c.Context()) {
-			p.busy(w, c)
-			return
-		}
-		defer p.forms.leave()
-		body, err := p.filteredFromCache(c, list, view, session)
-		if err != nil {
-			p.unavailable(w, c.Request, err)
-			return
-		}
-		w.Header().Set("Content-Type", h.ContentType)
-		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
-		_, _ = w.Write(body)
+		p.Filter.Await(c.Context()) // in nobody's turn
+		p.inTurn(w, c, &p.places().formed, func() { p.filteredFromCache(w, c, view, h, list, session) })
 		return
 	}
 	p.fromCacheInTurn(w, c, func() { p.writeList(w, c, view, h.ContentType, list) })

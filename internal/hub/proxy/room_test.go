@@ -1,18 +1,12 @@
 package proxy
 
 import (
-	"context"
 	"fmt"
-	"net/http"
 	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"k8s.io/apimachinery/pkg/watch"
 
-	"github.com/atoll-k8s/atoll/internal/hub/filter"
-	"github.com/atoll-k8s/atoll/internal/hub/identity"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
@@ -92,45 +86,4 @@ func TestScopesThatWaitAreBounded(t *testing.T) {
 		t.Error("the places are not given back")
 	}
 	q.tasks.Wait()
-}
-
-// plainFilter is a Filter of everything, which changes nothing.
-type plainFilter struct{ filter.Filter }
-
-func (plainFilter) Session(string, string, string, string) filter.Session { return plainSession{} }
-func (plainFilter) Await(context.Context)                                 {}
-
-type plainSession struct{}
-
-func (plainSession) Learn(wire.Format, *wire.Meta, []byte) bool             { return false }
-func (plainSession) Forget(*wire.Meta) bool                                 { return false }
-func (plainSession) Form(_ wire.Format, _ *wire.Meta, object []byte) []byte { return object }
-
-// TestListsAreFilteredInTurn: each is in memory as a whole, and who gets no turn is told when to ask again.
-func TestListsAreFilteredInTurn(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		n := newNode(t, wire.JSON)
-		n.Filter = plainFilter{}
-		n.Tokens.Accepted(reader.Token, time.Now())
-		n.answers(1, pod("a", "1", 1, nil))
-		n.askAs(reader, podsOfNode)
-		n.Wait()
-		for range maxForming {
-			n.forms.enter(t.Context())
-		}
-		for _, offline := range []bool{false, true} {
-			n.cloud.set(offline, nil)
-			if w := n.askAs(reader, podsOfNode); w.Code != http.StatusTooManyRequests || w.Header().Get("Retry-After") == "" {
-				t.Errorf("offline %t: the answer is %d", offline, w.Code)
-			}
-			time.AfterFunc(formWithin/2, n.forms.leave)
-			if w := n.askAs(reader, podsOfNode); w.Code != http.StatusOK {
-				t.Errorf("offline %t: when it is its turn the answer is %d", offline, w.Code)
-			}
-			n.forms.enter(t.Context())
-			if w := n.askAs(identity.OfNode(), podsOfNode); w.Code != http.StatusOK && !offline {
-				t.Errorf("the node is answered %d", w.Code)
-			}
-		}
-	})
 }
