@@ -77,6 +77,7 @@ func job(completions, parallelism int32, pods corev1.PodTemplateSpec) batchv1.Jo
 // exactly, or limited to the groups if it cannot be divided. Pods of StatefulSets return
 // to their claims, and pods of Jobs are never moved.
 func TestEveryBuiltInKind(t *testing.T) {
+	t.Parallel()
 	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("kinds-a", 2)
 		f.group("kinds-b", 2)
@@ -278,6 +279,7 @@ func (f *fixture) localVolumes(name string, nodes ...string) {
 
 // TestPodsThatAreOverHoldNoSeat is scenario 43.
 func TestPodsThatAreOverHoldNoSeat(t *testing.T) {
+	t.Parallel()
 	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("over-a", 2)
 		f.group("over-b", 1)
@@ -461,6 +463,7 @@ func (f *fixture) eventuallyEvent(reason, text string) {
 // permitted, by the chart's value: it becomes a workload with its definition, and stops
 // being one with its entry, while atoll-manager runs.
 func TestKindsOfTheConfigMap(t *testing.T) {
+	t.Parallel()
 	f := newFixtureOfItsOwn(t, atoll.Options{Values: map[string]any{"workloads": []any{map[string]any{
 		"group": "e2e.example.com", "version": "v1", "kind": "Stage",
 		"replicasPath": ".spec.size", "podTemplatePath": ".spec.template", "revisionLabel": "e2e.example.com/revision",

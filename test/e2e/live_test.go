@@ -327,6 +327,7 @@ func TestNodeGroupTakesOver(t *testing.T) {
 // node is evicted, although the policy's maxUnavailable would allow it, for longer than
 // the time after which surplus pods would be evicted.
 func TestUnreadyNodesKeepTheirShare(t *testing.T) {
+	t.Parallel()
 	inBothWays(t, func(t *testing.T, f *fixture) {
 		began := time.Now()
 		f.group("silent-a", 1)

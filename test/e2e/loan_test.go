@@ -113,6 +113,7 @@ func (f *fixture) silence(names ...string) (restart func()) {
 // Ready, and a Deployment with the default strategy is changed. Pods of the new revision
 // that find no node in that group go on loan to the others.
 func TestARolloutEndsInTheGroupsThatAreThere(t *testing.T) {
+	t.Parallel()
 	inBothWays(t, func(t *testing.T, f *fixture) {
 		for _, group := range []string{"ends-a", "ends-b", "ends-c"} {
 			f.group(group, 1)
@@ -175,6 +176,7 @@ func TestARolloutEndsInTheGroupsThatAreThere(t *testing.T) {
 // pods of the group are recreated in the others, and when the group is back they return,
 // one after the other.
 func TestAGroupThatIsAwayLeavesItsShareToTheOthers(t *testing.T) {
+	t.Parallel()
 	inBothWays(t, func(t *testing.T, f *fixture) {
 		for _, group := range []string{"gone-x", "gone-y", "gone-z"} {
 			f.group(group, 1)

@@ -3,8 +3,8 @@
 // hollow. Atoll is installed from its chart and runs under its own
 // ServiceAccount.
 //
-// Tests share clusters, one after the other: each has nodes, NodeGroups and a namespace
-// of its own and removes them at its end. Most run in a cluster with the chart's default
+// Tests share clusters, one after the other, or in parallel if they wait until nodes are away: each
+// has nodes, NodeGroups and a namespace of its own and removes them at its end. Most run in a cluster with the chart's default
 // installation: in the default form, and with the default rate of evictions. Promises
 // about placing pods are tested in parallel clusters, in every form (inEachForm), or at
 // the creation of pods and at kube-scheduler's calls (inBothWays). Tests of faults, and
@@ -54,7 +54,8 @@ type environment struct {
 }
 
 func TestMain(m *testing.M) {
-	if err := flag.Set("test.parallel", strconv.Itoa(len(forms))); err != nil { // unless the command line sets another value
+	// Tests that run in parallel wait most of the time. The command line may set another value.
+	if err := flag.Set("test.parallel", strconv.Itoa(5*len(forms))); err != nil {
 		panic(err)
 	}
 	flag.Parse()

@@ -108,6 +108,7 @@ func (c *converter) define() *unstructured.Unstructured {
 // workloads; new pods of the kind wait at the gate, and go to their groups once the kind
 // can be listed.
 func TestAKindThatDoesNotList(t *testing.T) {
+	t.Parallel()
 	convert := newConverter(t)
 	f := newFixtureOfItsOwn(t, atoll.Options{Values: map[string]any{"workloads": []any{map[string]any{
 		"group": "e2e.example.com", "version": "v2", "kind": "Stage",

@@ -48,6 +48,7 @@ func (r *hollowRig) admin() *rig {
 // TestHollowKubeletsBehindHubs runs the example in examples/groups with kubelets that have no other
 // way to the API server than a hub.
 func TestHollowKubeletsBehindHubs(t *testing.T) {
+	t.Parallel()
 	c := startCluster(t, devcluster.Options{ComponentArgs: map[string][]string{
 		devcluster.ControllerManager: {"--node-monitor-grace-period=25s", "--node-monitor-period=1s"}, // Leases are renewed every 10 s
 	}})

@@ -5,11 +5,13 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"io/fs"
 	"net/http"
 	"net/url"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -33,31 +35,57 @@ var representations = []string{
 	"application/json;as=Table;v=v1;g=meta.k8s.io,application/json", "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io,application/json",
 }
 
-// TestHub on one cluster, because its parts are fast.
+// part is a part of a test with one hub.
+type part struct {
+	name string
+	run  func(*rig)
+}
+
+// TestMain runs more tests in parallel than there are processors, because most of the time they wait.
+func TestMain(m *testing.M) {
+	if err := flag.Set("test.parallel", "3"); err != nil { // unless the command line sets another value
+		panic(err)
+	}
+	flag.Parse()
+	os.Exit(m.Run())
+}
+
+// TestHub on two clusters in parallel, because most of the time its parts wait until the cloud is away, or back.
 func TestHub(t *testing.T) {
-	r := newRig(t, startCluster(t, devcluster.Options{}), nodeName)
-	r.objects()
-	r.serviceAccount("reader", "view")
-	r.serviceAccount("stranger", "")
-	part := func(name string, run func(*rig)) {
+	t.Parallel()
+	for name, parts := range map[string][]part{
+		"reads": {
+			{"answers are those of the API server, and offline the same", (*rig).testAnswers},
+			{"identities are kept apart", (*rig).testIdentities},
+			{"a watch goes on where it was", (*rig).testWatch},
+			{"a streamed list", (*rig).testStreamedList},
+			{"a pod whose policy is not bound is held", (*rig).testGate},
+			{"the node's certificate expires while the cloud is away", (*rig).testExpired},
+		},
+		"more": {
+			{"Services keep to their topology, and the node's pods to their addresses", (*rig).testServices},
+			{"scenario 66, writes of the node are kept while the cloud is away", (*rig).testKeptWrites},
+			{"the hub is killed while the cloud is away", (*rig).testKill},
+			{"nobody else can read its files", (*rig).testFiles},
+			{"a hub requests the certificate of its node, and renews it", (*rig).testBootstrap},
+		},
+	} {
 		t.Run(name, func(t *testing.T) {
-			one := *r
-			one.T = t
-			run(&one)
-			r.hub = one.hub
+			t.Parallel()
+			r := newRig(t, startCluster(t, devcluster.Options{}), nodeName)
+			r.objects()
+			r.serviceAccount("reader", "view")
+			r.serviceAccount("stranger", "")
+			for _, part := range parts {
+				t.Run(part.name, func(t *testing.T) {
+					one := *r
+					one.T = t
+					part.run(&one)
+					r.hub = one.hub
+				})
+			}
 		})
 	}
-	part("answers are those of the API server, and offline the same", (*rig).testAnswers)
-	part("identities are kept apart", (*rig).testIdentities)
-	part("a watch goes on where it was", (*rig).testWatch)
-	part("a streamed list", (*rig).testStreamedList)
-	part("a pod whose policy is not bound is held", (*rig).testGate)
-	part("the node's certificate expires while the cloud is away", (*rig).testExpired)
-	part("Services keep to their topology, and the node's pods to their addresses", (*rig).testServices)
-	part("scenario 66, writes of the node are kept while the cloud is away", (*rig).testKeptWrites)
-	part("the hub is killed while the cloud is away", (*rig).testKill)
-	part("nobody else can read its files", (*rig).testFiles)
-	part("a hub requests the certificate of its node, and renews it", (*rig).testBootstrap)
 }
 
 // objects makes what is read: a Node, pods that are bound to it, and objects of other kinds.
@@ -560,6 +588,8 @@ func (r *rig) testKill() {
 	e := r.openWatch(path + "?watch=1&resourceVersion=" + version(r.T, r.ask(r.over, q).body))
 	r.createConfigMap("late")
 	e.until("ADDED late")
+	node := question{"node", podsOfNode, "application/vnd.kubernetes.protobuf"}
+	r.ask(r.over, node)
 	r.cutOff(q)
 	r.status("cloud Offline", "because asking "+r.link.Address())
 	var was answer
@@ -577,7 +607,6 @@ func (r *rig) testKill() {
 		}
 		return nil
 	})
-	node := question{"node", "/api/v1/pods?fieldSelector=spec.nodeName%3D" + nodeName, "application/vnd.kubernetes.protobuf"}
 	if a := r.ask(r.over, node); a.code != http.StatusOK || !strings.Contains(a.body, "pod-2") {
 		r.Errorf("the node's pods are %+v", a)
 	}
