@@ -77,7 +77,6 @@ func job(completions, parallelism int32, pods corev1.PodTemplateSpec) batchv1.Jo
 // exactly, or limited to the groups if it cannot be divided. Pods of StatefulSets return
 // to their claims, and pods of Jobs are never moved.
 func TestEveryBuiltInKind(t *testing.T) {
-	t.Parallel()
 	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("kinds-a", 2)
 		f.group("kinds-b", 2)
