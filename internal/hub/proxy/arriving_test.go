@@ -3,6 +3,7 @@ package proxy
 import (
 	"bytes"
 	"compress/gzip"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -199,6 +200,52 @@ func TestDamagedListsThatArrive(t *testing.T) {
 		n.cloud.set(true, nil)
 		if w := httptest.NewRecorder(); n.askAll(w) || !maps.Equal(n.pods(w.Body.Bytes()), want) {
 			t.Errorf("after %s, offline the list is another one", name)
+		}
+	}
+}
+
+// impatient is the writer of a client that leaves at the first part of its answer.
+type impatient struct {
+	*httptest.ResponseRecorder
+
+	leave context.CancelFunc
+}
+
+func (l *impatient) Write(part []byte) (int, error) {
+	l.leave()
+	return l.ResponseRecorder.Write(part)
+}
+
+// TestAListWhoseClientLeavesIsNotCounted as one that broke off.
+func TestAListWhoseClientLeavesIsNotCounted(t *testing.T) {
+	for leaves, want := range map[bool]float64{false: 1, true: 0} {
+		n := newNode(t, wire.Protobuf)
+		count := n.counters()
+		cloud := &compressing{scripted: n.cloud}
+		n.Proxy.Cloud = cloud
+		pods, _ := manyPods(1, -1)
+		n.answers(1, pods...)
+		n.askAll(httptest.NewRecorder())
+		cloud.spoil = spoilers["a wrong checksum"]
+		ctx, cancel := context.WithCancel(t.Context())
+		w := &impatient{httptest.NewRecorder(), cancel}
+		if !leaves {
+			w.leave = func() {}
+		}
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("a list that is damaged is whole")
+				}
+			}()
+			r := httptest.NewRequestWithContext(ctx, http.MethodGet, podsOfNode, nil)
+			r.Header.Set("Accept", n.format.ContentType())
+			r.Header.Set("Accept-Encoding", gzipped)
+			n.answer(w, r, identity.OfNode())
+		}()
+		cancel()
+		if got := count("atoll_hub_lists_broken_off_total")[""]; got != want {
+			t.Errorf("when its client leaves (%t), %v lists are counted, want %v", leaves, got, want)
 		}
 	}
 }

@@ -3,6 +3,8 @@ package proxy
 import (
 	"cmp"
 	"context"
+	"errors"
+	"io"
 	"net/http"
 	"sync"
 	"time"
@@ -19,20 +21,25 @@ const (
 	maxAnswers, maxAllAnswers = 64, 256
 	maxStreams, maxAllStreams = 200, 400
 	maxWaiting                = 192
+	// maxStrange bounds the requests of a connection, and maxAllStrange those of all, that are in progress with a
+	// token that the cloud has not accepted yet: anybody can invent such tokens, and everybody begins with one.
+	maxStrange, maxAllStrange = 4, 64
 	// turnWithin bounds how long a request waits for its place.
 	turnWithin = 10 * time.Second
 	// maxFormed bounds the lists that are filtered for an identity at a time, and maxAllFormed those for all: each is
 	// in memory as a whole.
 	maxFormed, maxAllFormed = 1, 2
 	// maxCached bounds the collections that an identity gets from the cache at a time, and maxAllCached those that
-	// all but the node get: to read one is work for the processor, of which the node wants some.
+	// all but the node get: to read one is work for the processor, of which the node wants some. So is a document of
+	// more than maxSmall bytes.
 	maxCached, maxAllCached = 1, 4
+	maxSmall                = 64 << 10
 	// takeWithin bounds how long a client may take for a part of an answer, and bodyWithin for the body of its request.
 	takeWithin, bodyWithin = 30 * time.Second, time.Minute
 )
 
 // places bounds requests in progress: ofOne of each identity, ofAll of all of them. waiting bounds those of
-// an identity that wait for a place, which nobody does for long.
+// an identity that wait for a place, which nobody does for long; without it nobody waits.
 type places struct {
 	ofOne, ofAll, waiting int
 
@@ -48,7 +55,55 @@ type placesOfOne struct {
 
 // enter waits for a place. If it returns true, leave must be called.
 func (p *places) enter(ctx context.Context, who string) bool {
+	if p.waiting == 0 {
+		return p.enterNow(who)
+	}
+	timer := time.NewTimer(turnWithin)
+	defer timer.Stop()
+	return p.enterUnless(who, func(place chan<- struct{}) bool {
+		select {
+		case place <- struct{}{}:
+			return true
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+		return false
+	})
+}
+
+// enterNow takes a place if there is one. If it returns true, leave must be called.
+func (p *places) enterNow(who string) bool {
+	return p.enterUnless(who, func(chan<- struct{}) bool { return false })
+}
+
+// enterUnless takes a place. Where there is none, wait waits for it, and returns false if it has not got it.
+func (p *places) enterUnless(who string, wait func(place chan<- struct{}) bool) bool {
+	one := p.use(who)
+	if one == nil {
+		return false
+	}
+	for i, places := range []chan struct{}{one.taken, p.all} {
+		select {
+		case places <- struct{}{}: // before nobody who waits: they get what is given back
+			continue
+		default:
+		}
+		if wait(places) {
+			continue
+		}
+		if i > 0 {
+			<-one.taken
+		}
+		p.forget(who)
+		return false
+	}
+	return true
+}
+
+// use adds a user to those of an identity; nil if it has too many.
+func (p *places) use(who string) *placesOfOne {
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.all == nil {
 		p.all, p.of = make(chan struct{}, p.ofAll), map[string]*placesOfOne{}
 	}
@@ -58,27 +113,10 @@ func (p *places) enter(ctx context.Context, who string) bool {
 		p.of[who] = one
 	}
 	if one.users >= p.ofOne+p.waiting {
-		p.mu.Unlock()
-		return false
+		return nil
 	}
 	one.users++
-	p.mu.Unlock()
-	timer := time.NewTimer(turnWithin)
-	defer timer.Stop()
-	for i, places := range []chan struct{}{one.taken, p.all} {
-		select {
-		case places <- struct{}{}:
-			continue
-		case <-timer.C:
-		case <-ctx.Done():
-		}
-		if i > 0 {
-			<-one.taken
-		}
-		p.forget(who)
-		return false
-	}
-	return true
+	return one
 }
 
 // leave gives a place back.
@@ -101,14 +139,15 @@ func (p *places) forget(who string) {
 }
 
 // crowd has the places of all but the node. For a list that is filtered the node takes a place, too.
-type crowd struct{ answers, streams, cached, formed places }
+type crowd struct{ answers, streams, strangers, cached, formed places }
 
 func newCrowd() *crowd {
 	return &crowd{
-		answers: places{ofOne: maxAnswers, ofAll: maxAllAnswers, waiting: maxWaiting},
-		streams: places{ofOne: maxStreams, ofAll: maxAllStreams},
-		cached:  places{ofOne: maxCached, ofAll: maxAllCached, waiting: maxWaiting},
-		formed:  places{ofOne: maxFormed, ofAll: maxAllFormed, waiting: maxWaiting},
+		answers:   places{ofOne: maxAnswers, ofAll: maxAllAnswers, waiting: maxWaiting},
+		streams:   places{ofOne: maxStreams, ofAll: maxAllStreams},
+		strangers: places{ofOne: maxStrange, ofAll: maxAllStrange, waiting: maxWaiting},
+		cached:    places{ofOne: maxCached, ofAll: maxAllCached, waiting: maxWaiting},
+		formed:    places{ofOne: maxFormed, ofAll: maxAllFormed, waiting: maxWaiting},
 	}
 }
 
@@ -118,36 +157,90 @@ func (p *Proxy) places() *crowd {
 	return p.crowd
 }
 
-// strangers are together one identity: a token that the cloud has not accepted yet may claim any.
-const strangers = ""
+// place is that of a request in progress.
+type place struct {
+	in  *places
+	who string
+}
 
-// whose returns who has the place of a request.
+func (p *place) leave() { p.in.leave(p.who) }
+
+// isStream reports whether a request may last.
+func (c *call) isStream() bool { return c.what.Kind == request.Watch || c.what.Kind == request.Stream }
+
+// isKnown reports whether the cloud has accepted the caller. A token that it has not accepted may claim any name.
+func (p *Proxy) isKnown(c *call) bool { return c.caller.IsNode || p.Tokens.Knows(c.caller.Token) }
+
+// whose returns who has the place of a request: those whom the cloud has not accepted have theirs together.
 func (p *Proxy) whose(c *call) string {
-	if !c.caller.IsNode && !p.Tokens.Knows(c.caller.Token) {
-		return strangers
+	if !p.isKnown(c) {
+		return ""
 	}
 	return c.caller.Name
 }
 
+// placesFor returns those for requests that the cloud has accepted.
+func (p *Proxy) placesFor(c *call) *places {
+	if c.isStream() {
+		return &p.places().streams
+	}
+	return &p.places().answers
+}
+
 // admit waits until a request of somebody else than the node may be answered, and returns with what to answer it,
 // and what gives its place back; nil if it is answered already.
-func (p *Proxy) admit(w http.ResponseWriter, c *call) (http.ResponseWriter, func()) {
-	who, in := p.whose(c), &p.places().answers
-	isStream := c.what.Kind == request.Watch || c.what.Kind == request.Stream
-	if isStream {
-		in = &p.places().streams
+func (p *Proxy) admit(w http.ResponseWriter, c *call) (_ http.ResponseWriter, leave func()) {
+	at := place{p.placesFor(c), p.whose(c)}
+	if !p.isKnown(c) {
+		at = place{&p.places().strangers, c.RemoteAddr}
 	}
-	if !in.enter(c.Context(), who) {
+	if !at.in.enter(c.Context(), at.who) {
 		p.busy(w, c)
 		return w, nil
 	}
-	if !isStream {
-		if c.Body != http.NoBody {
-			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyWithin))
-		}
-		w = &paced{ResponseWriter: w, controller: http.NewResponseController(w), within: cmp.Or(p.slowAfter, takeWithin)}
+	c.place = &at
+	leave = at.leave
+	controller := http.NewResponseController(w)
+	if !c.isStream() && c.Body != http.NoBody {
+		_ = controller.SetReadDeadline(time.Now().Add(cmp.Or(p.slowAfter, bodyWithin)))
+		ctx, cancel := context.WithCancelCause(c.Context())
+		c.Request = c.WithContext(ctx)
+		c.Body = &slowBody{c.Body, cancel}
+		leave = func() { cancel(nil); at.leave() }
 	}
-	return w, func() { in.leave(who) }
+	if c.what.Kind != request.Watch && c.Header.Get("Upgrade") == "" {
+		w = &paced{ResponseWriter: w, controller: controller, within: cmp.Or(p.slowAfter, takeWithin)}
+	}
+	return w, leave
+}
+
+// leaveStrangers gives a request that the cloud has accepted a place among such, if there is one: what begins as
+// a stranger's may last.
+func (p *Proxy) leaveStrangers(c *call) {
+	if c.place == nil || c.place.in != &p.places().strangers {
+		return
+	}
+	at := place{p.placesFor(c), p.whose(c)}
+	if at.in.enterNow(at.who) {
+		c.place.leave()
+		*c.place = at
+	}
+}
+
+// slowBody ends a request whose body does not come: that a client is slow is no evidence against the cloud.
+type slowBody struct {
+	io.ReadCloser
+
+	cancel context.CancelCauseFunc // of the request
+}
+
+// Read implements io.Reader.
+func (b *slowBody) Read(part []byte) (int, error) {
+	n, err := b.ReadCloser.Read(part)
+	if err != nil && !errors.Is(err, io.EOF) {
+		b.cancel(err)
+	}
+	return n, err
 }
 
 // inTurn calls answer when the caller has a place.

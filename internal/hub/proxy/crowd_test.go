@@ -2,12 +2,12 @@ package proxy
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -16,6 +16,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/filter"
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
 // TestPlaces: an identity has its places and no more, some wait, and others have theirs.
@@ -63,87 +64,227 @@ func TestPlaces(t *testing.T) {
 	})
 }
 
-// TestNobodyTakesThePlacesOfOthers: one identity has as many requests as it may, and another, the node and
-// a token that has not been accepted are answered. One that claims to be another takes nothing of it.
+// TestNobodyTakesThePlacesOfOthers: one identity has as many requests as it may, and so has who invents tokens.
+// Another identity, the node and a token that is new are answered. Who claims to be another takes nothing of it.
 func TestNobodyTakesThePlacesOfOthers(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.cloud.set(false, func(*http.Request) (int, string, io.ReadCloser) {
 		return http.StatusOK, "application/json", io.NopCloser(strings.NewReader("{}"))
 	})
+	const here, forgers = "192.0.2.1:1", "192.0.2.1:2"
 	// ask returns 0 if there is no answer for some time.
-	ask := func(caller identity.Caller, name string) (code int) {
+	ask := func(caller identity.Caller, from, name string) (code int) {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
 		defer func() { _ = recover() }()
 		w := httptest.NewRecorder()
-		n.answer(w, httptest.NewRequestWithContext(ctx, http.MethodGet, "/api/v1/namespaces/x/configmaps/"+name, nil), caller)
+		r := httptest.NewRequestWithContext(ctx, http.MethodGet, "/api/v1/namespaces/x/configmaps/"+name, nil)
+		r.RemoteAddr = from
+		n.answer(w, r, caller)
 		return w.Code
 	}
 	greedy, other := identity.Caller{Name: "subject:greedy", Token: "greedy"}, identity.Caller{Name: "subject:other", Token: "other"}
 	for _, caller := range []identity.Caller{greedy, other} {
-		if code := ask(caller, "first"); code != http.StatusOK {
+		if code := ask(caller, here, "first"); code != http.StatusOK {
 			t.Fatalf("a first request is answered with %d", code)
 		}
 	}
 	forger := identity.Caller{Name: other.Name, Token: "forged"}
-	in := &n.places().answers
+	in, strange := &n.places().answers, &n.places().strangers
 	for range maxAnswers {
-		if !in.enter(t.Context(), greedy.Name) || !in.enter(t.Context(), strangers) {
+		if !in.enter(t.Context(), greedy.Name) {
 			t.Fatal("there is no place")
 		}
 	}
-	for who, caller := range map[string]identity.Caller{"who has all its places": greedy, "a stranger that claims to be another": forger} {
-		if code := ask(caller, "now"); code != 0 {
+	for range maxStrange {
+		if !strange.enter(t.Context(), forgers) {
+			t.Fatal("there is no place")
+		}
+	}
+	for who, code := range map[string]int{"who has all its places": ask(greedy, here, "now"), "a stranger that claims to be another": ask(forger, forgers, "now")} {
+		if code != 0 {
 			t.Errorf("%s is answered with %d", who, code)
 		}
 	}
-	for who, caller := range map[string]identity.Caller{"another identity": other, "the node": identity.OfNode()} {
-		if code := ask(caller, "now"); code != http.StatusOK {
+	renewed := identity.Caller{Name: other.Name, Token: "renewed"}
+	for who, caller := range map[string]identity.Caller{"another identity": other, "the node": identity.OfNode(), "a new token": renewed} {
+		if code := ask(caller, here, "now"); code != http.StatusOK {
 			t.Errorf("%s is answered with %d", who, code)
 		}
 	}
 	in.leave(greedy.Name)
-	if code := ask(greedy, "now"); code != http.StatusOK {
+	if code := ask(greedy, here, "now"); code != http.StatusOK {
 		t.Errorf("once a place is free, the answer is %d", code)
 	}
 }
 
-// TestAnAnswerThatIsNotRead ends, and its place is free.
-func TestAnAnswerThatIsNotRead(t *testing.T) {
+// TestWhatBeginsAsAStrangersMayLast: a watch takes no place of strangers once the cloud has accepted its token.
+func TestWhatBeginsAsAStrangersMayLast(t *testing.T) {
 	n := newNode(t, wire.JSON)
-	n.slowAfter = 100 * time.Millisecond
-	ended := make(chan error, 1)
+	n.answers(1, pod("a", "1", 1, nil))
+	n.Tokens.Refused(reader.Token)
+	from, to := io.Pipe()
 	n.cloud.set(false, func(*http.Request) (int, string, io.ReadCloser) {
-		from, to := io.Pipe()
-		go func() {
-			part := make([]byte, 1<<20)
-			for range 1000 {
-				if _, err := to.Write(part); err != nil {
-					ended <- err
-					return
+		return http.StatusOK, n.format.WatchContentType(), from
+	})
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		n.askAs(reader, podsOfNode+"&watch=1&resourceVersion=1")
+	}()
+	users := func(p *places) int {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return len(p.all)
+	}
+	build.Eventually(t, "the watch has a place among streams", func() bool { return users(&n.places().streams) == 1 })
+	if users(&n.places().strangers) != 0 {
+		t.Error("it has a place among strangers, too")
+	}
+	_ = to.Close()
+	<-ended
+	if n := users(&n.places().streams); n != 0 {
+		t.Errorf("once it is over, %d places are taken", n)
+	}
+}
+
+// TestWatchesAreBounded: what is beyond the places of an identity, or of all, is refused at once.
+func TestWatchesAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t, wire.JSON)
+		n.answers(1, pod("a", "1", 1, nil))
+		n.Tokens.Accepted(reader.Token, time.Now())
+		in := &n.places().streams
+		for _, who := range []string{reader.Name, "another"} {
+			for range maxStreams {
+				if !in.enter(t.Context(), who) {
+					t.Fatal("there is no place")
 				}
 			}
-			ended <- nil
-		}()
-		return http.StatusOK, "application/json", from
-	})
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { n.answer(w, r, reader) }))
-	defer server.Close()
-	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", server.Listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	if _, err := fmt.Fprintf(conn, "GET /api/v1/namespaces/x/configmaps HTTP/1.1\r\nHost: hub\r\n\r\n"); err != nil {
-		t.Fatal(err)
-	}
-	select {
-	case err := <-ended:
-		if err == nil {
-			t.Error("a gigabyte of an answer that nobody reads is taken")
+			began := time.Now()
+			if w := n.askAs(reader, podsOfNode+"&watch=1&resourceVersion=1"); w.Code != http.StatusTooManyRequests || time.Since(began) > 0 {
+				t.Errorf("when %s has its places, one more watch is answered with %d after %s", who, w.Code, time.Since(began))
+			}
 		}
-	case <-time.After(time.Minute):
-		t.Error("an answer that is not read does not end")
+		began := time.Now()
+		if in.enter(t.Context(), "a third") || time.Since(began) > 0 {
+			t.Errorf("beyond the places of all there is one, or somebody waited for %s", time.Since(began))
+		}
+	})
+}
+
+// TestPlacesAreGivenBack also by what breaks off.
+func TestPlacesAreGivenBack(t *testing.T) {
+	n := newNode(t, wire.JSON)
+	n.answers(1, pod("a", "1", 1, nil))
+	n.askAs(reader, podsOfNode)
+	n.Wait()
+	breaks := func(target string) {
+		t.Helper()
+		defer func() {
+			if recover() == nil {
+				t.Errorf("%s does not break off", target)
+			}
+		}()
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, target, nil)
+		r.Header.Set("Accept", n.format.ContentType())
+		n.answer(leaving{httptest.NewRecorder()}, r, reader)
+	}
+	n.cloud.set(true, nil)
+	breaks(podsOfNode)
+	breaks(podsOfNode + "&watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true")
+	for name, in := range map[string]*places{
+		"answers": &n.places().answers, "streams": &n.places().streams, "cached": &n.places().cached, "strangers": &n.places().strangers,
+	} {
+		if len(in.all) != 0 || len(in.of) != 0 {
+			t.Errorf("%d places of %s are taken", len(in.all), name)
+		}
+	}
+}
+
+// limits is a writer that notes its deadlines: in force during writes and flushes, and last.
+type limits struct {
+	*httptest.ResponseRecorder
+
+	now    time.Time
+	during []time.Time
+}
+
+func (l *limits) Write(part []byte) (int, error) {
+	l.during = append(l.during, l.now)
+	return l.ResponseRecorder.Write(part)
+}
+
+func (l *limits) FlushError() error { l.during = append(l.during, l.now); return nil }
+
+func (l *limits) SetWriteDeadline(limit time.Time) error { l.now = limit; return nil }
+
+// TestPacedAnswers: a part has its time, all of the answer has another, and between two parts only that counts.
+func TestPacedAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		below := &limits{ResponseRecorder: httptest.NewRecorder()}
+		w := &paced{ResponseWriter: below, controller: http.NewResponseController(below), within: time.Minute}
+		now := time.Now()
+		for _, all := range []time.Duration{0, 10 * time.Second, time.Hour} {
+			below.during = nil
+			until, part := time.Time{}, now.Add(time.Minute)
+			if all > 0 {
+				until = now.Add(all)
+				if until.Before(part) {
+					part = until
+				}
+			}
+			_ = http.NewResponseController(w).SetWriteDeadline(until)
+			_, _ = w.Write([]byte("x"))
+			_ = http.NewResponseController(w).Flush()
+			if want := []time.Time{part, part}; !slices.Equal(below.during, want) || !below.now.Equal(until) {
+				t.Errorf("with %s for all, a part had until %v, want %v, and afterwards %v, want %v", all, below.during, want, below.now, until)
+			}
+		}
+	})
+}
+
+// TestAnAnswerThatIsNotRead ends, and its place is free.
+func TestAnAnswerThatIsNotRead(t *testing.T) {
+	for _, path := range []string{"/api/v1/namespaces/x/configmaps", "/api/v1/namespaces/x/pods/y/log", "/api/v1/namespaces/x/services/y/proxy/big"} {
+		t.Run(path, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, wire.JSON)
+			n.slowAfter = 100 * time.Millisecond
+			ended := make(chan error, 1)
+			n.cloud.set(false, func(*http.Request) (int, string, io.ReadCloser) {
+				from, to := io.Pipe()
+				go func() {
+					part := make([]byte, 1<<20)
+					for range 1000 {
+						if _, err := to.Write(part); err != nil {
+							ended <- err
+							return
+						}
+					}
+					ended <- nil
+				}()
+				return http.StatusOK, "application/json", from
+			})
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { n.answer(w, r, reader) }))
+			defer server.Close()
+			conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", server.Listener.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: hub\r\n\r\n", path); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case err := <-ended:
+				if err == nil {
+					t.Error("a gigabyte of an answer that nobody reads is taken")
+				}
+			case <-time.After(time.Minute):
+				t.Error("an answer that is not read does not end")
+			}
+		})
 	}
 }
 
@@ -179,70 +320,6 @@ func TestASilentAnswerGoesOn(t *testing.T) {
 		if err != nil || string(text) != "first last" {
 			t.Errorf("of %s came %q, %v", path, text, err)
 		}
-	}
-}
-
-// TestAHeldPodThatIsGone is not told as held any more once a list of all pods is without it.
-func TestAHeldPodThatIsGone(t *testing.T) {
-	n := newNode(t, wire.JSON)
-	lists := func(path string, want int) {
-		t.Helper()
-		n.ask(t.Context(), path)
-		n.Wait()
-		if got := n.Held(); len(got) != want {
-			t.Errorf("after %s, held are %v, want %d", path, got, want)
-		}
-	}
-	n.answers(1, pod("held", "one", 1, unbound))
-	lists(podsOfNode, 1)
-	lists(podsOfNode, 1)
-	n.answers(2)
-	lists("/api/v1/namespaces/other/pods", 1)
-	lists(podsOfNode+"&labelSelector=a%3Db", 1)
-	lists(podsOfNode+"&continue=x", 1)
-	lists(podsOfNode, 0)
-}
-
-// withoutEvents is a cloud that takes no events while fails is true.
-type withoutEvents struct {
-	*scripted
-	fails bool
-}
-
-func (c *withoutEvents) RoundTrip(r *http.Request, asNode bool) (*http.Response, error) {
-	if r.Method == http.MethodPost && c.fails {
-		return nil, errors.New("connection reset")
-	}
-	return c.scripted.RoundTrip(r, asNode)
-}
-
-// TestAHeldPodHasAnEvent also if the first attempt fails, and another one before the API server has
-// forgotten the first.
-func TestAHeldPodHasAnEvent(t *testing.T) {
-	n := newNode(t, wire.JSON)
-	cloud := &withoutEvents{n.cloud, true}
-	n.Proxy.Cloud = cloud
-	n.answers(1, pod("held", "one", 1, unbound))
-	n.ask(t.Context(), podsOfNode)
-	n.Wait()
-	cloud.fails = false
-	began := time.Now()
-	for _, step := range []struct {
-		after time.Duration
-		want  int
-	}{
-		{0, 0}, {tellAgain + time.Second, 1}, {2 * tellAgain, 1}, {tellAnew - time.Minute, 1}, {tellAnew + time.Minute, 2},
-	} {
-		n.tellDue(t.Context(), began.Add(step.after))
-		if got := len(n.cloud.events); got != step.want {
-			t.Errorf("%s after the first attempt, there are %d events, want %d", step.after, got, step.want)
-		}
-	}
-	n.answers(2)
-	n.ask(t.Context(), podsOfNode)
-	n.tellDue(t.Context(), began.Add(time.Hour))
-	if got := len(n.cloud.events); got != 2 {
-		t.Errorf("of a pod that is gone, there are %d events", got)
 	}
 }
 

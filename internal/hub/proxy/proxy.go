@@ -4,11 +4,13 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httputil"
+	"os"
 	"strings"
 	"sync"
 	"time"
@@ -102,6 +104,8 @@ type call struct {
 	key string
 	// began is when the request arrived.
 	began time.Time
+	// place is the one that it has in the crowd; nil if it is the node's.
+	place *place
 }
 
 // ServeHTTP implements http.Handler. A request whose handling panics is not answered to its end.
@@ -112,6 +116,10 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
+	// The server may send the end of an answer when nobody waits for it any more.
+	defer func() {
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(cmp.Or(p.slowAfter, takeWithin)))
+	}()
 	caller, err := p.Recognizer.Recognize(r)
 	if err != nil {
 		p.refuse(w, r, http.StatusUnauthorized, metav1.StatusReasonUnauthorized, err.Error())
@@ -237,6 +245,9 @@ func (p *Proxy) send(c *call, r *http.Request) (*http.Response, error) {
 	} else if c.isProof(response) {
 		p.Tokens.Accepted(c.caller.Token, time.Now())
 	}
+	if response.StatusCode < http.StatusBadRequest {
+		p.leaveStrangers(c)
+	}
 	return response, nil
 }
 
@@ -286,6 +297,10 @@ func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { retur
 
 // unavailable answers that the cloud could not be asked.
 func (p *Proxy) unavailable(w http.ResponseWriter, r *http.Request, err error) {
+	if errors.Is(context.Cause(r.Context()), os.ErrDeadlineExceeded) {
+		p.refuse(w, r, http.StatusRequestTimeout, metav1.StatusReasonTimeout, fmt.Sprintf("the body did not come within %s", bodyWithin))
+		return
+	}
 	if r.Context().Err() != nil {
 		panic(http.ErrAbortHandler) // the client has gone
 	}

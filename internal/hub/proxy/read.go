@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
@@ -145,7 +146,17 @@ func (p *Proxy) documentFromCache(w http.ResponseWriter, c *call, reason error) 
 		return
 	}
 	defer view.Close()
-	p.writeDocument(w, c, view, h)
+	p.documentInTurn(w, c, view, h)
+}
+
+// documentInTurn answers with a document of the cache, which is in memory as a whole then.
+func (p *Proxy) documentInTurn(w http.ResponseWriter, c *call, view *cache.View, h *head) {
+	write := func() { p.writeDocument(w, c, view, h) }
+	if view.Len() > 0 && view.Size(0) > maxSmall {
+		p.fromCacheInTurn(w, c, write)
+		return
+	}
+	write()
 }
 
 // writeDocument answers with a document of the cache.
@@ -223,7 +234,7 @@ func (p *Proxy) listFromCache(w http.ResponseWriter, c *call, reason error) {
 		return
 	}
 	if h.List == nil {
-		p.writeDocument(w, c, view, h)
+		p.documentInTurn(w, c, view, h)
 		return
 	}
 	list, err := h.list()
@@ -249,7 +260,12 @@ func (p *Proxy) writeList(w http.ResponseWriter, c *call, view *cache.View, cont
 		w.Header().Set("Content-Length", strconv.FormatInt(length, 10))
 	}
 	w.Header().Set("Content-Type", contentType)
-	if err := list.Encode(w, size, values(view)); err != nil {
+	buffered := bufio.NewWriterSize(w, 32<<10) // each write to a client costs some time
+	err := list.Encode(buffered, size, values(view))
+	if err == nil {
+		err = buffered.Flush()
+	}
+	if err != nil {
 		p.Log.V(2).Info("An answer from the cache broke off", "path", c.URL.Path, "error", err.Error())
 		panic(http.ErrAbortHandler) // the client must see that the answer is not whole
 	}

@@ -119,7 +119,7 @@ func TestBodiesOfStrangersTakeNoMemory(t *testing.T) {
 	part := bytes.Repeat([]byte(" "), maxQuestion-1)
 	var ends []*io.PipeWriter
 	var requests sync.WaitGroup
-	for i := range maxAnswers { // more wait
+	for i := range maxAllStrange { // more wait
 		from, to := io.Pipe()
 		ends = append(ends, to)
 		requests.Go(func() {
@@ -130,6 +130,7 @@ func TestBodiesOfStrangersTakeNoMemory(t *testing.T) {
 			}()
 			r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, reviewsPath, from)
 			r.Header.Set("X-Large", "true")
+			r.RemoteAddr = fmt.Sprint("192.0.2.1:", i)
 			n.answer(httptest.NewRecorder(), r, identity.Caller{Name: fmt.Sprint("stranger", i), Token: "forged"})
 		})
 		if _, err := to.Write(part); err != nil {

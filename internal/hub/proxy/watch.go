@@ -250,7 +250,7 @@ func (s *stream) deliver(e wire.Event) bool {
 		if last, err := s.format.IsEndOfList(e.Object); err == nil && last {
 			s.position.InitialEvents = false
 			if s.seesAllPods(s.Recognizer.NodeName) {
-				s.gate.settle(s.began)
+				s.gate.settle(s.began, m.ResourceVersion)
 			}
 		}
 	}
@@ -341,7 +341,7 @@ func (s *stream) initialFromCache(view *cache.View, h *head, list *wire.Header) 
 			panic(http.ErrAbortHandler)
 		}
 		if !s.write(frame) || !s.caller.IsNode && time.Now().After(until) { // others wait for their turn
-			return false
+			panic(http.ErrAbortHandler) // the client must see that it has not got all of them
 		}
 	}
 	if s.position.InitialEvents && s.position.Bookmarks {

@@ -1,0 +1,195 @@
+package proxy
+
+import (
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr"
+
+	"github.com/atoll-k8s/atoll/internal/hub/uplink"
+	"github.com/atoll-k8s/atoll/internal/hub/wire"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
+)
+
+// TestASlowBodyIsNoEvidence that the cloud is away: its client is told, and the node goes on.
+func TestASlowBodyIsNoEvidence(t *testing.T) {
+	cloud := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body) // as an API server, which needs all of it
+		_, _ = w.Write([]byte("{}"))
+	}))
+	cloud.EnableHTTP2 = true
+	cloud.StartTLS()
+	defer cloud.Close()
+	server, err := url.Parse(cloud.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AddCert(cloud.Certificate())
+	up := uplink.New(uplink.Options{
+		Servers: []*url.URL{server}, Roots: func() *x509.CertPool { return roots },
+		NodeCertificate: func() (*tls.Certificate, error) { return &cloud.TLS.Certificates[0], nil }, Log: logr.Discard(),
+	})
+	n := newNode(t, wire.JSON)
+	n.slowAfter = 200 * time.Millisecond
+	n.Proxy.Cloud = up
+	hub := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { n.answer(w, r, reader) }))
+	hub.EnableHTTP2 = true
+	hub.StartTLS()
+	defer hub.Close()
+	if w := n.ask(t.Context(), "/version"); w.Code != http.StatusOK {
+		t.Fatalf("the node is answered with %d", w.Code)
+	}
+	var all sync.WaitGroup
+	for range 3 {
+		all.Go(func() {
+			from, to := io.Pipe()
+			defer to.Close()
+			go func() { _, _ = to.Write([]byte("{")) }()
+			r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, hub.URL+"/api/v1/namespaces/x/configmaps", from)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			response, err := hub.Client().Do(r)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer response.Body.Close()
+			if text, _ := io.ReadAll(response.Body); response.StatusCode != http.StatusRequestTimeout || !strings.Contains(string(text), "the body did not come within") {
+				t.Errorf("the answer is %d %s", response.StatusCode, text)
+			}
+		})
+	}
+	all.Wait()
+	if e, why := up.Evidence(); e.State != uplink.Online || e.Failures != 0 {
+		t.Errorf("the cloud is %s after %d failures: %v", e.State, e.Failures, why)
+	}
+}
+
+// TestASlowWatchFromTheCacheBreaksOff among its initial events, and does not end as if they were all.
+func TestASlowWatchFromTheCacheBreaksOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t, wire.JSON)
+		n.answers(2, pod("a", "1", 1, nil), pod("b", "1", 2, nil))
+		n.askAs(reader, podsOfNode)
+		n.Wait()
+		n.cloud.set(true, nil)
+		defer func() {
+			if recover() == nil {
+				t.Error("it ends")
+			}
+		}()
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, podsOfNode+"&watch=1&resourceVersion=0", nil)
+		r.Header.Set("Accept", n.format.ContentType())
+		n.answer(&slow{httptest.NewRecorder(), localWithin}, r, reader)
+	})
+}
+
+// slow is the writer of a client that takes its time.
+type slow struct {
+	*httptest.ResponseRecorder
+
+	each time.Duration
+}
+
+func (s *slow) Write(part []byte) (int, error) {
+	<-time.After(s.each)
+	return s.ResponseRecorder.Write(part)
+}
+
+// TestLargeDocumentsInTurn: a table, or another document that is long, is in memory as a whole.
+func TestLargeDocumentsInTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t, wire.JSON)
+		paths := map[string]int{"/api/v1/namespaces/x/pods": http.StatusTooManyRequests, "/openapi/v2": http.StatusTooManyRequests, "/version": http.StatusOK}
+		for path, want := range paths {
+			size := maxSmall
+			if want == http.StatusOK {
+				size = 10
+			}
+			body := `{"kind":"Table","apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":"1"},"rows":["` + strings.Repeat("x", size) + `"]}`
+			n.cloud.set(false, func(*http.Request) (int, string, io.ReadCloser) {
+				return http.StatusOK, "application/json", io.NopCloser(strings.NewReader(body))
+			})
+			n.askAs(reader, path)
+			n.Wait()
+		}
+		n.cloud.set(true, nil)
+		in := &n.places().cached
+		in.enter(t.Context(), reader.Name)
+		for path, want := range paths {
+			if w := n.askAs(reader, path); w.Code != want {
+				t.Errorf("while another is answered, %s is answered with %d, want %d", path, w.Code, want)
+			}
+		}
+		in.leave(reader.Name)
+		for path := range paths {
+			if w := n.askAs(reader, path); w.Code != http.StatusOK {
+				t.Errorf("%s is answered with %d", path, w.Code)
+			}
+		}
+	})
+}
+
+// frame is one of HTTP/2.
+func frame(kind, flags byte, stream uint32, payload []byte) []byte {
+	n := len(payload)
+	header := []byte{byte(n >> 16), byte(n >> 8), byte(n), kind, flags, byte(stream >> 24), byte(stream >> 16), byte(stream >> 8), byte(stream)}
+	return append(header, payload...)
+}
+
+// TestShortAnswersThatAreNotRead end too, although the server sends them when nobody waits any more: a client
+// that gives them no window leaves nothing in memory, whoever it is.
+func TestShortAnswersThatAreNotRead(t *testing.T) {
+	const streams = 200
+	n := newNode(t, wire.JSON)
+	n.slowAfter = 100 * time.Millisecond
+	answered := make(chan struct{}, streams)
+	hub := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n.Proxy.ServeHTTP(w, r)
+		answered <- struct{}{}
+	}))
+	hub.EnableHTTP2 = true
+	hub.StartTLS()
+	defer hub.Close()
+	defer hub.CloseClientConnections()
+	before := runtime.NumGoroutine()
+	conn, err := (&tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}}).DialContext(t.Context(), "tcp", hub.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	var out bytes.Buffer
+	out.WriteString("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+	const settings, headers, windowSize, endStream, endHeaders = 4, 1, 4, 1, 4
+	out.Write(frame(settings, 0, 0, []byte{0, windowSize, 0, 0, 0, 0}))
+	for i := range uint32(streams) {
+		// GET, https, and a literal path and authority: see RFC 7541, appendix A.
+		path := fmt.Sprint("/api/v1/namespaces/x/configmaps/", i)
+		block := append([]byte{0x82, 0x87, 0x04, byte(len(path))}, path...)
+		block = append(append(block, 0x01, 3), "hub"...)
+		out.Write(frame(headers, endStream|endHeaders, 2*i+1, block))
+	}
+	go func() { _, _ = io.Copy(io.Discard, conn) }()
+	if _, err := conn.Write(out.Bytes()); err != nil {
+		t.Fatal(err)
+	}
+	for range streams {
+		<-answered
+	}
+	build.Eventually(t, "the answers end", func() bool { return runtime.NumGoroutine() < before+streams/2 })
+}
