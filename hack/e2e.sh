@@ -83,5 +83,5 @@ export gotestsum logs programs
 # The longest first; and last, when the machine has less load, the tests that create
 # hundreds of pods while processes are killed. Four at a time take all of two cores, and on
 # a slow machine simulated nodes then miss their leases.
-printf '%s\n' forms gangs common capacity faults own others isolated pairs capacity-faults |
+printf '%s\n' forms gangs common capacity faults own isolated others pairs capacity-faults |
 	xargs -P 3 -I '{}' bash -euo pipefail -c 'part "$@"' part '{}' "$@"
