@@ -4,9 +4,12 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -179,68 +182,99 @@ func (p *Proxy) whose(c *call) string {
 	return c.caller.Name
 }
 
-// placesFor returns those for requests that the cloud has accepted.
-func (p *Proxy) placesFor(c *call) *places {
-	if c.isStream() {
-		return &p.places().streams
+// placeFor returns the place for a request. No answer to one for another protocol proves its token, so that it
+// would be a stranger's for as long as it lasts.
+func (p *Proxy) placeFor(c *call) place {
+	switch in := p.places(); {
+	case c.what.Kind != request.Stream && !p.isKnown(c):
+		return place{&in.strangers, c.RemoteAddr}
+	case c.isStream():
+		return place{&in.streams, p.whose(c)}
+	default:
+		return place{&in.answers, p.whose(c)}
 	}
-	return &p.places().answers
 }
+
+// isStrange reports whether a request has the place of a stranger.
+func (p *Proxy) isStrange(c *call) bool { return c.place != nil && c.place.in == &p.places().strangers }
 
 // admit waits until a request of somebody else than the node may be answered, and returns with what to answer it,
 // and what gives its place back; nil if it is answered already.
 func (p *Proxy) admit(w http.ResponseWriter, c *call) (_ http.ResponseWriter, leave func()) {
-	at := place{p.placesFor(c), p.whose(c)}
-	if !p.isKnown(c) {
-		at = place{&p.places().strangers, c.RemoteAddr}
+	at := p.placeFor(c)
+	is := at.in.enter(c.Context(), at.who)
+	if is && at.in == &p.places().strangers && p.isKnown(c) { // another request has shown that meanwhile
+		at.leave()
+		at = p.placeFor(c)
+		is = at.in.enter(c.Context(), at.who)
 	}
-	if !at.in.enter(c.Context(), at.who) {
+	if !is {
 		p.busy(w, c)
 		return w, nil
 	}
 	c.place = &at
 	leave = at.leave
 	controller := http.NewResponseController(w)
-	if !c.isStream() && c.Body != http.NoBody {
-		_ = controller.SetReadDeadline(time.Now().Add(cmp.Or(p.slowAfter, bodyWithin)))
+	if c.what.Kind == request.Watch {
+		return w, leave
+	}
+	if c.Body != http.NoBody {
+		if !c.isStream() {
+			_ = controller.SetReadDeadline(time.Now().Add(cmp.Or(p.slowAfter, bodyWithin)))
+		}
 		ctx, cancel := context.WithCancelCause(c.Context())
-		c.Request = c.WithContext(ctx)
-		c.Body = &slowBody{c.Body, cancel}
+		body := &slowBody{ReadCloser: c.Body, cancel: cancel}
+		c.Request = c.WithContext(context.WithValue(ctx, bodyKey{}, body))
+		c.Body = body
 		leave = func() { cancel(nil); at.leave() }
 	}
-	if c.what.Kind != request.Watch && c.Header.Get("Upgrade") == "" {
-		w = &paced{ResponseWriter: w, controller: controller, within: cmp.Or(p.slowAfter, takeWithin)}
-	}
-	return w, leave
+	return &paced{ResponseWriter: w, controller: controller, within: cmp.Or(p.slowAfter, takeWithin)}, leave
 }
 
 // leaveStrangers gives a request that the cloud has accepted a place among such, if there is one: what begins as
 // a stranger's may last.
 func (p *Proxy) leaveStrangers(c *call) {
-	if c.place == nil || c.place.in != &p.places().strangers {
+	if !p.isStrange(c) {
 		return
 	}
-	at := place{p.placesFor(c), p.whose(c)}
-	if at.in.enterNow(at.who) {
+	if at := p.placeFor(c); at.in.enterNow(at.who) {
 		c.place.leave()
 		*c.place = at
 	}
 }
 
-// slowBody ends a request whose body does not come: that a client is slow is no evidence against the cloud.
+// slowBody ends a request whose body does not come, or is none: that is no evidence against the cloud.
 type slowBody struct {
 	io.ReadCloser
 
 	cancel context.CancelCauseFunc // of the request
+	isLate atomic.Bool
 }
+
+// bodyKey is that of the body in the context of a request.
+type bodyKey struct{}
 
 // Read implements io.Reader.
 func (b *slowBody) Read(part []byte) (int, error) {
 	n, err := b.ReadCloser.Read(part)
 	if err != nil && !errors.Is(err, io.EOF) {
+		b.isLate.Store(errors.Is(err, os.ErrDeadlineExceeded))
 		b.cancel(err)
 	}
 	return n, err
+}
+
+// hasEnded reports whether a request has ended because its body did not come, and answers it then. If its client
+// has gone, it panics with http.ErrAbortHandler.
+func (p *Proxy) hasEnded(w http.ResponseWriter, r *http.Request) bool {
+	if body, is := r.Context().Value(bodyKey{}).(*slowBody); is && body.isLate.Load() {
+		p.refuse(w, r, http.StatusRequestTimeout, metav1.StatusReasonTimeout, fmt.Sprintf("the body did not come within %s", bodyWithin))
+		return true
+	}
+	if r.Context().Err() != nil {
+		panic(http.ErrAbortHandler)
+	}
+	return false
 }
 
 // inTurn calls answer when the caller has a place.
@@ -307,8 +341,8 @@ func (p *paced) Unwrap() http.ResponseWriter { return p.ResponseWriter }
 
 // busy answers that the hub does too much of this kind at the moment.
 func (p *Proxy) busy(w http.ResponseWriter, c *call) {
-	if c.Context().Err() != nil {
-		panic(http.ErrAbortHandler) // the client has gone
+	if p.hasEnded(w, c.Request) {
+		return
 	}
 	p.refuse(w, c.Request, http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, "the node's hub answers too many requests of this kind at the moment")
 }

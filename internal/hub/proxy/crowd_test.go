@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -118,13 +119,23 @@ func TestNobodyTakesThePlacesOfOthers(t *testing.T) {
 	}
 }
 
+// taken returns how many places are taken.
+func taken(p *places) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.all)
+}
+
 // TestWhatBeginsAsAStrangersMayLast: a watch takes no place of strangers once the cloud has accepted its token.
 func TestWhatBeginsAsAStrangersMayLast(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.answers(1, pod("a", "1", 1, nil))
-	n.Tokens.Refused(reader.Token)
 	from, to := io.Pipe()
-	n.cloud.set(false, func(*http.Request) (int, string, io.ReadCloser) {
+	lists := n.cloud.answer
+	n.cloud.set(false, func(r *http.Request) (int, string, io.ReadCloser) {
+		if r.URL.Query().Get("watch") == "" {
+			return lists(r)
+		}
 		return http.StatusOK, n.format.WatchContentType(), from
 	})
 	ended := make(chan struct{})
@@ -132,28 +143,58 @@ func TestWhatBeginsAsAStrangersMayLast(t *testing.T) {
 		defer close(ended)
 		n.askAs(reader, podsOfNode+"&watch=1&resourceVersion=1")
 	}()
-	users := func(p *places) int {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		return len(p.all)
-	}
-	build.Eventually(t, "the watch has a place among streams", func() bool { return users(&n.places().streams) == 1 })
-	if users(&n.places().strangers) != 0 {
-		t.Error("it has a place among strangers, too")
-	}
+	build.Eventually(t, "the watch has a place among streams", func() bool {
+		return taken(&n.places().streams) == 1 && taken(&n.places().strangers) == 0
+	})
 	_ = to.Close()
 	<-ended
-	if n := users(&n.places().streams); n != 0 {
+	if n := taken(&n.places().streams); n != 0 {
 		t.Errorf("once it is over, %d places are taken", n)
 	}
 }
 
-// TestWatchesAreBounded: what is beyond the places of an identity, or of all, is refused at once.
+// distant is a cloud whose answers take their time.
+type distant struct{ Cloud }
+
+// RoundTrip implements Cloud.
+func (d distant) RoundTrip(r *http.Request, asNode bool) (*http.Response, error) {
+	<-time.After(turnWithin / 3)
+	return d.Cloud.RoundTrip(r, asNode)
+}
+
+// TestWhoIsKnownDoesNotWaitAmongStrangers: the requests of a connection that wait go on once one of them has shown
+// that its token is accepted.
+func TestWhoIsKnownDoesNotWaitAmongStrangers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t, wire.JSON)
+		n.answers(1, pod("a", "1", 1, nil))
+		n.Proxy.Cloud = distant{n.cloud}
+		in := &n.places().strangers
+		from := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil).RemoteAddr
+		for range maxStrange {
+			in.enter(t.Context(), from)
+		}
+		var all sync.WaitGroup
+		for range 3 * maxStrange {
+			all.Go(func() {
+				if w := n.askAs(reader, podsOfNode); w.Code != http.StatusOK {
+					t.Errorf("the answer is %d", w.Code)
+				}
+			})
+		}
+		synctest.Wait()
+		n.Tokens.Accepted(reader.Token, time.Now())
+		in.leave(from) // the others stay
+		all.Wait()
+	})
+}
+
+// TestWatchesAreBounded: what is beyond the places of an identity, or of all, is refused at once, and is no
+// stranger's instead.
 func TestWatchesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t, wire.JSON)
 		n.answers(1, pod("a", "1", 1, nil))
-		n.Tokens.Accepted(reader.Token, time.Now())
 		in := &n.places().streams
 		for _, who := range []string{reader.Name, "another"} {
 			for range maxStreams {
@@ -161,9 +202,18 @@ func TestWatchesAreBounded(t *testing.T) {
 					t.Fatal("there is no place")
 				}
 			}
-			began := time.Now()
-			if w := n.askAs(reader, podsOfNode+"&watch=1&resourceVersion=1"); w.Code != http.StatusTooManyRequests || time.Since(began) > 0 {
-				t.Errorf("when %s has its places, one more watch is answered with %d after %s", who, w.Code, time.Since(began))
+			for _, isNew := range []bool{false, true} {
+				n.Tokens.Accepted(reader.Token, time.Now())
+				if isNew {
+					n.Tokens.Refused(reader.Token)
+				}
+				began := time.Now()
+				if w := n.askAs(reader, podsOfNode+"&watch=1&resourceVersion=1"); w.Code != http.StatusTooManyRequests || time.Since(began) > 0 {
+					t.Errorf("when %s has its places, one more watch, with a new token %t, is answered with %d after %s", who, isNew, w.Code, time.Since(began))
+				}
+				if taken(&n.places().strangers) > 0 {
+					t.Error("it has the place of a stranger")
+				}
 			}
 		}
 		began := time.Now()
@@ -246,7 +296,10 @@ func TestPacedAnswers(t *testing.T) {
 
 // TestAnAnswerThatIsNotRead ends, and its place is free.
 func TestAnAnswerThatIsNotRead(t *testing.T) {
-	for _, path := range []string{"/api/v1/namespaces/x/configmaps", "/api/v1/namespaces/x/pods/y/log", "/api/v1/namespaces/x/services/y/proxy/big"} {
+	const upgrade = "Connection: Upgrade\r\nUpgrade: x\r\n"
+	for path, headers := range map[string]string{
+		"/api/v1/namespaces/x/configmaps": "", "/api/v1/namespaces/x/pods/y/log": "", "/api/v1/namespaces/x/services/y/proxy/big": "", "/api/v1/namespaces/x/secrets": upgrade,
+	} {
 		t.Run(path, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, wire.JSON)
@@ -273,7 +326,7 @@ func TestAnAnswerThatIsNotRead(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer conn.Close()
-			if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: hub\r\n\r\n", path); err != nil {
+			if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: hub\r\n%s\r\n", path, headers); err != nil {
 				t.Fatal(err)
 			}
 			select {

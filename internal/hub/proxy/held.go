@@ -167,7 +167,7 @@ func (p *Proxy) sendEvent(ctx context.Context, uid string, h Held) {
 	}
 	p.gate.mu.Lock()
 	defer p.gate.mu.Unlock()
-	if still, is := p.gate.held[uid]; is {
+	if still, is := p.gate.held[uid]; is && still.Reason == h.Reason { // else it is told next
 		still.told = now.Time
 		p.gate.held[uid] = still
 	}

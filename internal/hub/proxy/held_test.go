@@ -98,6 +98,28 @@ func TestTheReasonOfAHeldPodIsTheLast(t *testing.T) {
 	}
 }
 
+// TestAReasonThatChangesWhileItIsToldIsToldNext.
+func TestAReasonThatChangesWhileItIsToldIsToldNext(t *testing.T) {
+	n := newNode(t, wire.JSON)
+	labels := map[string]string{gm.RequiredPropagationPolicyLabel: "p", gm.RequiredOverridePolicyLabel: "o"}
+	n.answers(1, pod("held", "one", 1, maps.Clone(labels)))
+	n.ask(t.Context(), podsOfNode)
+	n.Wait()
+	before := n.Held()[0]
+	labels[gm.BindingPropagationPolicyLabel] = "p"
+	n.answers(2, pod("held", "one", 2, labels))
+	n.ask(t.Context(), podsOfNode)
+	n.Wait()
+	for uid := range n.gate.held {
+		n.sendEvent(t.Context(), uid, before) // it has taken until now
+	}
+	n.cloud.events = nil
+	n.tellDue(t.Context(), time.Now().Add(2*tellAgain))
+	if got := n.cloud.events; len(got) != 1 || !strings.Contains(got[0].Message, "OverridePolicy") {
+		t.Errorf("the events are %+v", got)
+	}
+}
+
 // TestAListOfAnOlderStateForgetsNoHeldPod that came after it.
 func TestAListOfAnOlderStateForgetsNoHeldPod(t *testing.T) {
 	for _, query := range []string{"", "&resourceVersion=0", "&resourceVersion=1&resourceVersionMatch=Exact"} {

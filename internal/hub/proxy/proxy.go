@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httputil"
-	"os"
 	"strings"
 	"sync"
 	"time"
@@ -297,12 +296,8 @@ func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { retur
 
 // unavailable answers that the cloud could not be asked.
 func (p *Proxy) unavailable(w http.ResponseWriter, r *http.Request, err error) {
-	if errors.Is(context.Cause(r.Context()), os.ErrDeadlineExceeded) {
-		p.refuse(w, r, http.StatusRequestTimeout, metav1.StatusReasonTimeout, fmt.Sprintf("the body did not come within %s", bodyWithin))
+	if p.hasEnded(w, r) {
 		return
-	}
-	if r.Context().Err() != nil {
-		panic(http.ErrAbortHandler) // the client has gone
 	}
 	if !errors.Is(err, uplink.ErrOffline) {
 		p.Log.V(2).Info("A request failed", "path", r.URL.Path, "error", err.Error())
@@ -345,8 +340,8 @@ func (p *Proxy) mayRead(c *call) bool { return c.caller.IsNode || p.Tokens.Knows
 // fromCache opens what is kept for a request; the caller closes it. If there is nothing it answers
 // with the reason, and returns false.
 func (p *Proxy) fromCache(w http.ResponseWriter, c *call, reason error) (*cache.View, *head, bool) {
-	if c.Context().Err() != nil {
-		panic(http.ErrAbortHandler) // the client has gone
+	if p.hasEnded(w, c.Request) {
+		return nil, nil, false
 	}
 	if !p.mayRead(c) {
 		p.refuse(w, c.Request, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable,

@@ -82,6 +82,12 @@ func (p *Proxy) repeat(w http.ResponseWriter, c *call) {
 			answer.release()
 		}
 	}()
+	switch response.StatusCode {
+	case http.StatusOK, http.StatusCreated, http.StatusForbidden, http.StatusNotFound:
+	default: // nobody needs the rest of the question
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now()) // a read that is under way ends
+		return
+	}
 	if c.key, err = q.key(c); err != nil {
 		return
 	}

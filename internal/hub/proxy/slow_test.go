@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -18,20 +20,57 @@ import (
 
 	"github.com/go-logr/logr"
 
+	"github.com/atoll-k8s/atoll/internal/hub/identity"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestASlowBodyIsNoEvidence that the cloud is away: its client is told, and the node goes on.
+// TestASlowBodyIsNoEvidence that the cloud is away, nor is one that is damaged: its client is told, and the node
+// goes on.
 func TestASlowBodyIsNoEvidence(t *testing.T) {
+	for _, http2 := range []bool{false, true} {
+		for path, want := range map[string]int{
+			"/api/v1/namespaces/x/configmaps": http.StatusRequestTimeout, "/api/v1/namespaces/x/pods/y/proxy/": 0,
+		} {
+			t.Run(fmt.Sprint("HTTP/2 ", http2, path), func(t *testing.T) {
+				t.Parallel()
+				n, up := newNodeWithUplink(t)
+				hub := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { n.answer(w, r, reader) }))
+				hub.EnableHTTP2 = http2
+				hub.StartTLS()
+				defer hub.Close()
+				var all sync.WaitGroup
+				for range 3 {
+					all.Go(func() {
+						if code := post(t, hub, path); code != want {
+							t.Errorf("the answer is %d, want %d", code, want)
+						}
+					})
+				}
+				all.Wait()
+				if e, why := up.Evidence(); e.State != uplink.Online || e.Failures != 0 {
+					t.Errorf("the cloud is %s after %d failures: %v", e.State, e.Failures, why)
+				}
+			})
+		}
+	}
+}
+
+// newNodeWithUplink returns a node with a cloud that needs all of the bodies, and what decides whether it is
+// away. The node has asked it.
+func newNodeWithUplink(t *testing.T) (*node, *uplink.Uplink) {
+	t.Helper()
 	cloud := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body) // as an API server, which needs all of it
+		_, _ = io.Copy(io.Discard, r.Body)
 		_, _ = w.Write([]byte("{}"))
 	}))
 	cloud.EnableHTTP2 = true
 	cloud.StartTLS()
-	defer cloud.Close()
+	t.Cleanup(func() {
+		cloud.CloseClientConnections()
+		cloud.Close()
+	})
 	server, err := url.Parse(cloud.URL)
 	if err != nil {
 		t.Fatal(err)
@@ -45,38 +84,110 @@ func TestASlowBodyIsNoEvidence(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.slowAfter = 200 * time.Millisecond
 	n.Proxy.Cloud = up
-	hub := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { n.answer(w, r, reader) }))
-	hub.EnableHTTP2 = true
-	hub.StartTLS()
-	defer hub.Close()
 	if w := n.ask(t.Context(), "/version"); w.Code != http.StatusOK {
 		t.Fatalf("the node is answered with %d", w.Code)
 	}
-	var all sync.WaitGroup
-	for range 3 {
-		all.Go(func() {
-			from, to := io.Pipe()
-			defer to.Close()
-			go func() { _, _ = to.Write([]byte("{")) }()
-			r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, hub.URL+"/api/v1/namespaces/x/configmaps", from)
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			response, err := hub.Client().Do(r)
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			defer response.Body.Close()
-			if text, _ := io.ReadAll(response.Body); response.StatusCode != http.StatusRequestTimeout || !strings.Contains(string(text), "the body did not come within") {
-				t.Errorf("the answer is %d %s", response.StatusCode, text)
-			}
-		})
+	return n, up
+}
+
+// post sends half a body: for a service's proxy a damaged one, and otherwise nothing after it. It returns the
+// code of the answer; 0 if there is none.
+func post(t *testing.T, hub *httptest.Server, path string) int {
+	t.Helper()
+	from, to := io.Pipe()
+	defer to.Close()
+	go func() {
+		_, _ = to.Write([]byte("{"))
+		if strings.Contains(path, "/proxy/") {
+			<-time.After(50 * time.Millisecond)
+			_ = to.CloseWithError(errors.New("no more"))
+		}
+	}()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, hub.URL+path, from)
+	if err != nil {
+		t.Error(err)
+		return 0
 	}
-	all.Wait()
+	response, err := hub.Client().Do(r)
+	if err != nil {
+		return 0
+	}
+	defer response.Body.Close()
+	if text, _ := io.ReadAll(response.Body); response.StatusCode == http.StatusRequestTimeout && !strings.Contains(string(text), "the body did not come within") {
+		t.Errorf("the answer is %s", text)
+	}
+	return response.StatusCode
+}
+
+// TestADamagedBodyIsNoEvidence that the cloud is away.
+func TestADamagedBodyIsNoEvidence(t *testing.T) {
+	n, up := newNodeWithUplink(t)
+	hub := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { n.answer(w, r, reader) }))
+	defer hub.Close()
+	for range 3 {
+		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", hub.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(conn, "POST /api/v1/namespaces/x/pods/y/proxy/ HTTP/1.1\r\nHost: hub\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\nzz\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.Copy(io.Discard, conn)
+		_ = conn.Close()
+	}
 	if e, why := up.Evidence(); e.State != uplink.Online || e.Failures != 0 {
 		t.Errorf("the cloud is %s after %d failures: %v", e.State, e.Failures, why)
+	}
+}
+
+// refusing is a cloud that accepts no token, and reads bodies meanwhile, as a transport does.
+type refusing struct{ Cloud }
+
+// RoundTrip implements Cloud.
+func (refusing) RoundTrip(r *http.Request, _ bool) (*http.Response, error) {
+	go func() { _, _ = io.Copy(io.Discard, r.Body) }()
+	<-time.After(100 * time.Millisecond) // it has read what there is, and reads on
+	return &http.Response{StatusCode: http.StatusUnauthorized, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader("{}"))}, nil
+}
+
+// TestAQuestionThatIsRefusedHoldsNoPlace, although its body goes on.
+func TestAQuestionThatIsRefusedHoldsNoPlace(t *testing.T) {
+	for _, http2 := range []bool{false, true} {
+		n := newNode(t, wire.JSON)
+		n.Proxy.Cloud = refusing{n.cloud}
+		forger := identity.Caller{Name: "subject:somebody", Token: "forged"}
+		hub := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { n.answer(w, r, forger) }))
+		hub.EnableHTTP2 = http2
+		hub.StartTLS()
+		from, to := io.Pipe()
+		go func() { _, _ = to.Write([]byte("{")) }()
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, hub.URL+reviewsPath, from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			if response, err := hub.Client().Do(r); err == nil {
+				_ = response.Body.Close()
+			}
+		}()
+		in := &n.places().strangers
+		var place bool
+		build.Eventually(t, "the place is given back", func() bool {
+			in.mu.Lock()
+			defer in.mu.Unlock()
+			place = place || in.all != nil
+			return place && len(in.all) == 0
+		})
+		if waited := time.Since(began); waited > questionWithin/2 {
+			t.Errorf("HTTP/2 %t: the place is given back after %s", http2, waited)
+		}
+		_ = to.Close()
+		<-ended
+		hub.CloseClientConnections()
+		hub.Close()
 	}
 }
 

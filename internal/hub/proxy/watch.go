@@ -72,11 +72,16 @@ func (p *Proxy) watch(w http.ResponseWriter, c *call) {
 	defer s.finish()
 	defer s.prepare()()
 	response, err := p.read(c, c.Request)
-	if err != nil {
+	switch {
+	case err != nil:
 		if !s.fromCache(err) {
 			return
 		}
-	} else if !s.copy(response) {
+	case p.isStrange(c) && response.StatusCode == http.StatusOK: // there is no place for it among those that last
+		_ = response.Body.Close()
+		p.busy(w, c)
+		return
+	case !s.copy(response):
 		return
 	}
 	s.goOn()
