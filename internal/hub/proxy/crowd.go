@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"os"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -38,7 +37,8 @@ const (
 	maxCached, maxAllCached = 1, 4
 	maxSmall                = 64 << 10
 	// takeWithin bounds how long a client may take for a part of an answer, and bodyWithin for the body of its request.
-	takeWithin, bodyWithin = 30 * time.Second, time.Minute
+	// failedWithin is how long somebody waits for the read that made a request end.
+	takeWithin, bodyWithin, failedWithin = 30 * time.Second, time.Minute, 100 * time.Millisecond
 )
 
 // places bounds requests in progress: ofOne of each identity, ofAll of all of them. waiting bounds those of
@@ -223,7 +223,7 @@ func (p *Proxy) admit(w http.ResponseWriter, c *call) (_ http.ResponseWriter, le
 			_ = controller.SetReadDeadline(time.Now().Add(cmp.Or(p.slowAfter, bodyWithin)))
 		}
 		ctx, cancel := context.WithCancelCause(c.Context())
-		body := &slowBody{ReadCloser: c.Body, cancel: cancel}
+		body := &slowBody{ReadCloser: c.Body, cancel: cancel, failed: make(chan struct{})}
 		c.Request = c.WithContext(context.WithValue(ctx, bodyKey{}, body))
 		c.Body = body
 		leave = func() { cancel(nil); at.leave() }
@@ -248,7 +248,9 @@ type slowBody struct {
 	io.ReadCloser
 
 	cancel context.CancelCauseFunc // of the request
-	isLate atomic.Bool
+	once   sync.Once
+	failed chan struct{} // closed when it cannot be read
+	isLate bool          // the time for it is over; not to be read before
 }
 
 // bodyKey is that of the body in the context of a request.
@@ -258,7 +260,10 @@ type bodyKey struct{}
 func (b *slowBody) Read(part []byte) (int, error) {
 	n, err := b.ReadCloser.Read(part)
 	if err != nil && !errors.Is(err, io.EOF) {
-		b.isLate.Store(errors.Is(err, os.ErrDeadlineExceeded))
+		b.once.Do(func() {
+			b.isLate = errors.Is(err, os.ErrDeadlineExceeded)
+			close(b.failed)
+		})
 		b.cancel(err)
 	}
 	return n, err
@@ -267,14 +272,20 @@ func (b *slowBody) Read(part []byte) (int, error) {
 // hasEnded reports whether a request has ended because its body did not come, and answers it then. If its client
 // has gone, it panics with http.ErrAbortHandler.
 func (p *Proxy) hasEnded(w http.ResponseWriter, r *http.Request) bool {
-	if body, is := r.Context().Value(bodyKey{}).(*slowBody); is && body.isLate.Load() {
-		p.refuse(w, r, http.StatusRequestTimeout, metav1.StatusReasonTimeout, fmt.Sprintf("the body did not come within %s", bodyWithin))
-		return true
+	if r.Context().Err() == nil {
+		return false
 	}
-	if r.Context().Err() != nil {
-		panic(http.ErrAbortHandler)
+	if body, is := r.Context().Value(bodyKey{}).(*slowBody); is {
+		select {
+		case <-body.failed:
+			if body.isLate {
+				p.refuse(w, r, http.StatusRequestTimeout, metav1.StatusReasonTimeout, fmt.Sprintf("the body did not come within %s", bodyWithin))
+				return true
+			}
+		case <-time.After(failedWithin): // the server may end the request before the read returns that is why
+		}
 	}
-	return false
+	panic(http.ErrAbortHandler)
 }
 
 // inTurn calls answer when the caller has a place.
