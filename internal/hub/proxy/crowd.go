@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -142,15 +143,16 @@ func (p *places) forget(who string) {
 }
 
 // crowd has the places of all but the node. For a list that is filtered the node takes a place, too.
-type crowd struct{ answers, streams, strangers, cached, formed places }
+type crowd struct{ answers, streams, strangers, strangeStreams, cached, formed places }
 
 func newCrowd() *crowd {
 	return &crowd{
-		answers:   places{ofOne: maxAnswers, ofAll: maxAllAnswers, waiting: maxWaiting},
-		streams:   places{ofOne: maxStreams, ofAll: maxAllStreams},
-		strangers: places{ofOne: maxStrange, ofAll: maxAllStrange, waiting: maxWaiting},
-		cached:    places{ofOne: maxCached, ofAll: maxAllCached, waiting: maxWaiting},
-		formed:    places{ofOne: maxFormed, ofAll: maxAllFormed, waiting: maxWaiting},
+		answers:        places{ofOne: maxAnswers, ofAll: maxAllAnswers, waiting: maxWaiting},
+		streams:        places{ofOne: maxStreams, ofAll: maxAllStreams},
+		strangers:      places{ofOne: maxStrange, ofAll: maxAllStrange, waiting: maxWaiting},
+		strangeStreams: places{ofOne: maxStrange, ofAll: maxAllStrange},
+		cached:         places{ofOne: maxCached, ofAll: maxAllCached, waiting: maxWaiting},
+		formed:         places{ofOne: maxFormed, ofAll: maxAllFormed, waiting: maxWaiting},
 	}
 }
 
@@ -182,31 +184,36 @@ func (p *Proxy) whose(c *call) string {
 	return c.caller.Name
 }
 
-// placeFor returns the place for a request. No answer to one for another protocol proves its token, so that it
-// would be a stranger's for as long as it lasts.
+// placeFor returns the place for a request. No answer to one for another protocol proves its token: it has a
+// stranger's for as long as it lasts, and there are some of their own for it.
 func (p *Proxy) placeFor(c *call) place {
-	switch in := p.places(); {
-	case c.what.Kind != request.Stream && !p.isKnown(c):
-		return place{&in.strangers, c.RemoteAddr}
-	case c.isStream():
-		return place{&in.streams, p.whose(c)}
+	in, isKnown := p.places(), p.isKnown(c)
+	switch {
+	case isKnown && c.isStream():
+		return place{&in.streams, c.caller.Name}
+	case isKnown:
+		return place{&in.answers, c.caller.Name}
+	case c.what.Kind == request.Stream:
+		return place{&in.strangeStreams, c.RemoteAddr}
 	default:
-		return place{&in.answers, p.whose(c)}
+		return place{&in.strangers, c.RemoteAddr}
 	}
 }
 
-// isStrange reports whether a request has the place of a stranger.
+// isStrange reports whether a request has a place of strangers that it does not keep.
 func (p *Proxy) isStrange(c *call) bool { return c.place != nil && c.place.in == &p.places().strangers }
 
 // admit waits until a request of somebody else than the node may be answered, and returns with what to answer it,
 // and what gives its place back; nil if it is answered already.
 func (p *Proxy) admit(w http.ResponseWriter, c *call) (_ http.ResponseWriter, leave func()) {
+	ctx, cancel := context.WithTimeout(c.Context(), turnWithin)
+	defer cancel()
 	at := p.placeFor(c)
-	is := at.in.enter(c.Context(), at.who)
+	is := at.in.enter(ctx, at.who)
 	if is && at.in == &p.places().strangers && p.isKnown(c) { // another request has shown that meanwhile
 		at.leave()
 		at = p.placeFor(c)
-		is = at.in.enter(c.Context(), at.who)
+		is = at.in.enter(ctx, at.who)
 	}
 	if !is {
 		p.busy(w, c)
@@ -214,21 +221,13 @@ func (p *Proxy) admit(w http.ResponseWriter, c *call) (_ http.ResponseWriter, le
 	}
 	c.place = &at
 	leave = at.leave
-	controller := http.NewResponseController(w)
+	if c.Body != http.NoBody {
+		leave = p.bound(w, c, leave)
+	}
 	if c.what.Kind == request.Watch {
 		return w, leave
 	}
-	if c.Body != http.NoBody {
-		if !c.isStream() {
-			_ = controller.SetReadDeadline(time.Now().Add(cmp.Or(p.slowAfter, bodyWithin)))
-		}
-		ctx, cancel := context.WithCancelCause(c.Context())
-		body := &slowBody{ReadCloser: c.Body, cancel: cancel, failed: make(chan struct{})}
-		c.Request = c.WithContext(context.WithValue(ctx, bodyKey{}, body))
-		c.Body = body
-		leave = func() { cancel(nil); at.leave() }
-	}
-	return &paced{ResponseWriter: w, controller: controller, within: cmp.Or(p.slowAfter, takeWithin)}, leave
+	return &paced{ResponseWriter: w, controller: http.NewResponseController(w), within: cmp.Or(p.slowAfter, takeWithin)}, leave
 }
 
 // leaveStrangers gives a request that the cloud has accepted a place among such, if there is one: what begins as
@@ -243,23 +242,52 @@ func (p *Proxy) leaveStrangers(c *call) {
 	}
 }
 
-// slowBody ends a request whose body does not come, or is none: that is no evidence against the cloud.
+// slowBody is the body of a request of somebody else than the node. The request ends if it does not come, or is
+// none: that is no evidence against the cloud.
 type slowBody struct {
 	io.ReadCloser
 
-	cancel context.CancelCauseFunc // of the request
-	once   sync.Once
-	failed chan struct{} // closed when it cannot be read
-	isLate bool          // the time for it is over; not to be read before
+	w       http.ResponseWriter // of the client
+	cancel  context.CancelCauseFunc
+	isHTTP1 bool
+
+	isRead, isOver atomic.Bool // up to its end; and nobody needs the rest
+	once           sync.Once
+	failed         chan struct{} // closed when it cannot be read
+	isLate         bool          // the time for it is over; not to be read before
 }
 
 // bodyKey is that of the body in the context of a request.
 type bodyKey struct{}
 
+// bound lets a request have a slowBody, or none if it only reads. Call done when it is answered.
+func (p *Proxy) bound(w http.ResponseWriter, c *call, leave func()) (done func()) {
+	switch c.what.Kind {
+	case request.Get, request.List, request.Watch:
+		c.Body, c.ContentLength = http.NoBody, 0
+		if c.ProtoMajor == 1 { // else the server reads it before it answers, and once it has
+			w.Header().Set("Connection", "close")
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now())
+		}
+		return leave
+	case request.Write:
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(cmp.Or(p.slowAfter, bodyWithin)))
+	case request.Stream:
+	}
+	ctx, cancel := context.WithCancelCause(c.Context())
+	c.body = &slowBody{ReadCloser: c.Body, w: w, cancel: cancel, isHTTP1: c.ProtoMajor == 1, failed: make(chan struct{})}
+	c.Request = c.WithContext(context.WithValue(ctx, bodyKey{}, c.body))
+	c.Body = c.body
+	return func() { cancel(nil); leave() }
+}
+
 // Read implements io.Reader.
 func (b *slowBody) Read(part []byte) (int, error) {
 	n, err := b.ReadCloser.Read(part)
-	if err != nil && !errors.Is(err, io.EOF) {
+	switch {
+	case errors.Is(err, io.EOF):
+		b.isRead.Store(true)
+	case err != nil && !b.isOver.Load():
 		b.once.Do(func() {
 			b.isLate = errors.Is(err, os.ErrDeadlineExceeded)
 			close(b.failed)
@@ -267,6 +295,35 @@ func (b *slowBody) Read(part []byte) (int, error) {
 		b.cancel(err)
 	}
 	return n, err
+}
+
+// answered is called with the answer of the cloud. When that is closed, nobody needs what the client still sends: a
+// transport waits until it has read all of a body, however long that takes, and so does the server of HTTP/1.1
+// before it answers, unless the connection ends.
+func (b *slowBody) answered(r *http.Response) {
+	if b == nil || r.StatusCode == http.StatusSwitchingProtocols || b.isRead.Load() {
+		return
+	}
+	if b.isHTTP1 {
+		b.w.Header().Set("Connection", "close")
+	}
+	r.Body = &answerBefore{r.Body, b}
+}
+
+// answerBefore is an answer that came before the body of its request was read.
+type answerBefore struct {
+	io.ReadCloser
+
+	body *slowBody
+}
+
+// Close implements io.Closer.
+func (a *answerBefore) Close() error {
+	a.body.isOver.Store(true)
+	if !a.body.isRead.Load() {
+		_ = http.NewResponseController(a.body.w).SetReadDeadline(time.Now())
+	}
+	return a.ReadCloser.Close()
 }
 
 // hasEnded reports whether a request has ended because its body did not come, and answers it then. If its client

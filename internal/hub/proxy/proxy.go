@@ -105,6 +105,8 @@ type call struct {
 	began time.Time
 	// place is the one that it has in the crowd; nil if it is the node's.
 	place *place
+	// body is that of a request of somebody else; nil if there is none.
+	body *slowBody
 }
 
 // ServeHTTP implements http.Handler. A request whose handling panics is not answered to its end.
@@ -244,6 +246,7 @@ func (p *Proxy) send(c *call, r *http.Request) (*http.Response, error) {
 	} else if c.isProof(response) {
 		p.Tokens.Accepted(c.caller.Token, time.Now())
 	}
+	c.body.answered(response)
 	if response.StatusCode < http.StatusBadRequest {
 		p.leaveStrangers(c)
 	}

@@ -85,7 +85,6 @@ func (p *Proxy) repeat(w http.ResponseWriter, c *call) {
 	switch response.StatusCode {
 	case http.StatusOK, http.StatusCreated, http.StatusForbidden, http.StatusNotFound:
 	default: // nobody needs the rest of the question
-		_ = http.NewResponseController(w).SetReadDeadline(time.Now()) // a read that is under way ends
 		return
 	}
 	if c.key, err = q.key(c); err != nil {

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httptrace"
 	"net/url"
 	"runtime"
 	"strings"
@@ -35,7 +36,7 @@ func TestASlowBodyIsNoEvidence(t *testing.T) {
 		} {
 			t.Run(fmt.Sprint("HTTP/2 ", http2, path), func(t *testing.T) {
 				t.Parallel()
-				n, up := newNodeWithUplink(t)
+				n, up := newNodeWithUplink(t, needsBodies)
 				hub := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { n.answer(w, r, reader) }))
 				hub.EnableHTTP2 = http2
 				hub.StartTLS()
@@ -57,14 +58,16 @@ func TestASlowBodyIsNoEvidence(t *testing.T) {
 	}
 }
 
-// newNodeWithUplink returns a node with a cloud that needs all of the bodies, and what decides whether it is
-// away. The node has asked it.
-func newNodeWithUplink(t *testing.T) (*node, *uplink.Uplink) {
+// needsBodies is a cloud that needs all of the bodies.
+func needsBodies(w http.ResponseWriter, r *http.Request) {
+	_, _ = io.Copy(io.Discard, r.Body)
+	_, _ = w.Write([]byte("{}"))
+}
+
+// newNodeWithUplink returns a node with a cloud, and what decides whether that is away. The node has asked it.
+func newNodeWithUplink(t *testing.T, answers http.HandlerFunc) (*node, *uplink.Uplink) {
 	t.Helper()
-	cloud := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body)
-		_, _ = w.Write([]byte("{}"))
-	}))
+	cloud := httptest.NewUnstartedServer(answers)
 	cloud.EnableHTTP2 = true
 	cloud.StartTLS()
 	t.Cleanup(func() {
@@ -84,7 +87,7 @@ func newNodeWithUplink(t *testing.T) (*node, *uplink.Uplink) {
 	n := newNode(t, wire.JSON)
 	n.slowAfter = 200 * time.Millisecond
 	n.Proxy.Cloud = up
-	if w := n.ask(t.Context(), "/version"); w.Code != http.StatusOK {
+	if w := n.ask(t.Context(), "/version"); w.Code == http.StatusServiceUnavailable {
 		t.Fatalf("the node is answered with %d", w.Code)
 	}
 	return n, up
@@ -121,7 +124,7 @@ func post(t *testing.T, hub *httptest.Server, path string) int {
 
 // TestADamagedBodyIsNoEvidence that the cloud is away.
 func TestADamagedBodyIsNoEvidence(t *testing.T) {
-	n, up := newNodeWithUplink(t)
+	n, up := newNodeWithUplink(t, needsBodies)
 	hub := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { n.answer(w, r, reader) }))
 	defer hub.Close()
 	for range 3 {
@@ -140,54 +143,85 @@ func TestADamagedBodyIsNoEvidence(t *testing.T) {
 	}
 }
 
-// refusing is a cloud that accepts no token, and reads bodies meanwhile, as a transport does.
-type refusing struct{ Cloud }
-
-// RoundTrip implements Cloud.
-func (refusing) RoundTrip(r *http.Request, _ bool) (*http.Response, error) {
-	go func() { _, _ = io.Copy(io.Discard, r.Body) }()
-	<-time.After(100 * time.Millisecond) // it has read what there is, and reads on
-	return &http.Response{StatusCode: http.StatusUnauthorized, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader("{}"))}, nil
+// TestWhoIsRefusedHoldsNoPlace, although the body of the request goes on.
+func TestWhoIsRefusedHoldsNoPlace(t *testing.T) {
+	forger := identity.Caller{Name: "subject:somebody", Token: "forged"}
+	for _, http2 := range []bool{false, true} {
+		for _, request := range []string{
+			"POST " + reviewsPath, "POST /api/v1/namespaces/x/configmaps", "POST /api/v1/namespaces/x/pods/y/proxy/",
+			"GET /api/v1/pods?watch=1", "GET /api/v1/pods", "GET /api/v1/pods/namespaces/x/pods/y",
+		} {
+			t.Run(fmt.Sprint("HTTP/2 ", http2, ", ", request), func(t *testing.T) {
+				t.Parallel()
+				n, up := newNodeWithUplink(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnauthorized) })
+				n.slowAfter = 0
+				hub := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { n.answer(w, r, forger) }))
+				hub.EnableHTTP2 = http2
+				hub.StartTLS()
+				defer hub.Close()
+				defer hub.CloseClientConnections()
+				method, path, _ := strings.Cut(request, " ")
+				from, to := io.Pipe()
+				defer to.Close()
+				go func() { _, _ = to.Write([]byte("{")) }()
+				r, err := http.NewRequestWithContext(t.Context(), method, hub.URL+path, from)
+				if err != nil {
+					t.Fatal(err)
+				}
+				began := time.Now()
+				response, err := hub.Client().Do(r)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if response.StatusCode != http.StatusUnauthorized {
+					t.Errorf("the answer is %d", response.StatusCode)
+				}
+				for name, in := range map[string]*places{"strangers": &n.places().strangers, "streams of strangers": &n.places().strangeStreams} {
+					build.Eventually(t, "the places of "+name+" are given back", func() bool { return taken(in) == 0 })
+				}
+				if waited := time.Since(began); waited > questionWithin/2 {
+					t.Errorf("the place is given back after %s", waited)
+				}
+				_ = response.Body.Close()
+				if e, why := up.Evidence(); e.Failures != 0 {
+					t.Errorf("there are %d failures of the cloud: %v", e.Failures, why)
+				}
+			})
+		}
+	}
 }
 
-// TestAQuestionThatIsRefusedHoldsNoPlace, although its body goes on.
-func TestAQuestionThatIsRefusedHoldsNoPlace(t *testing.T) {
-	for _, http2 := range []bool{false, true} {
-		n := newNode(t, wire.JSON)
-		n.Proxy.Cloud = refusing{n.cloud}
-		forger := identity.Caller{Name: "subject:somebody", Token: "forged"}
-		hub := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { n.answer(w, r, forger) }))
-		hub.EnableHTTP2 = http2
-		hub.StartTLS()
-		from, to := io.Pipe()
-		go func() { _, _ = to.Write([]byte("{")) }()
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, hub.URL+reviewsPath, from)
-		if err != nil {
-			t.Fatal(err)
-		}
-		began := time.Now()
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			if response, err := hub.Client().Do(r); err == nil {
-				_ = response.Body.Close()
+// TestAConnectionGoesOnAfterARefusal: a client whose review the cloud refuses sends the next request on the same
+// connection.
+func TestAConnectionGoesOnAfterARefusal(t *testing.T) {
+	n, _ := newNodeWithUplink(t, func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		w.WriteHeader(http.StatusUnprocessableEntity)
+	})
+	n.slowAfter = 0
+	hub := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { n.answer(w, r, reader) }))
+	defer hub.Close()
+	connections := map[string]bool{}
+	for i := range 20 {
+		for _, path := range []string{reviewsPath, "/api/v1/namespaces/x/configmaps"} {
+			ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{GotConn: func(c httptrace.GotConnInfo) { connections[c.Conn.LocalAddr().String()] = true }})
+			r, err := http.NewRequestWithContext(ctx, http.MethodPost, hub.URL+path, strings.NewReader("{}"))
+			if err != nil {
+				t.Fatal(err)
 			}
-		}()
-		in := &n.places().strangers
-		var place bool
-		build.Eventually(t, "the place is given back", func() bool {
-			in.mu.Lock()
-			defer in.mu.Unlock()
-			place = place || in.all != nil
-			return place && len(in.all) == 0
-		})
-		if waited := time.Since(began); waited > questionWithin/2 {
-			t.Errorf("HTTP/2 %t: the place is given back after %s", http2, waited)
+			response, err := hub.Client().Do(r)
+			if err != nil {
+				t.Fatalf("request %d: %v", i, err)
+			}
+			_, _ = io.Copy(io.Discard, response.Body)
+			_ = response.Body.Close()
+			if response.StatusCode != http.StatusUnprocessableEntity {
+				t.Errorf("the answer is %d", response.StatusCode)
+			}
 		}
-		_ = to.Close()
-		<-ended
-		hub.CloseClientConnections()
-		hub.Close()
+	}
+	if len(connections) != 1 {
+		t.Errorf("there were %d connections", len(connections))
 	}
 }
 

@@ -74,6 +74,10 @@ func (p *Proxy) watch(w http.ResponseWriter, c *call) {
 	response, err := p.read(c, c.Request)
 	switch {
 	case err != nil:
+		if p.leaveStrangers(c); p.isStrange(c) && p.isKnown(c) {
+			p.busy(w, c)
+			return
+		}
 		if !s.fromCache(err) {
 			return
 		}
@@ -103,6 +107,10 @@ func (s *stream) goOn() {
 		}
 		s.delivered = false
 		response, err := s.send(s.call, s.rest())
+		if err == nil && s.isStrange(s.call) && response.StatusCode == http.StatusOK {
+			_ = response.Body.Close()
+			return // there is no place for it any more
+		}
 		if err == nil && !s.copy(response) {
 			return
 		}
