@@ -153,7 +153,10 @@ func TestWhoIsRefusedHoldsNoPlace(t *testing.T) {
 		} {
 			t.Run(fmt.Sprint("HTTP/2 ", http2, ", ", request), func(t *testing.T) {
 				t.Parallel()
-				n, up := newNodeWithUplink(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnauthorized) })
+				n, up := newNodeWithUplink(t, func(w http.ResponseWriter, _ *http.Request) {
+					w.WriteHeader(http.StatusUnauthorized)
+					_, _ = w.Write(make([]byte, 8<<10)) // more than the server gathers
+				})
 				n.slowAfter = 0
 				hub := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { n.answer(w, r, forger) }))
 				hub.EnableHTTP2 = http2
