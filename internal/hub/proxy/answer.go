@@ -40,11 +40,11 @@ var hopHeaders = []string{"Connection", "Keep-Alive", "Proxy-Authenticate", "Pro
 
 // answerWith begins the answer to a client like that of the cloud.
 func answerWith(w http.ResponseWriter, response *http.Response) {
+	for _, name := range hopHeaders { // the hub may have its own
+		response.Header.Del(name)
+	}
 	for name, values := range response.Header {
 		w.Header()[name] = values
-	}
-	for _, name := range hopHeaders {
-		w.Header().Del(name)
 	}
 	w.WriteHeader(response.StatusCode)
 }
