@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strconv"
 	"sync/atomic"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -237,5 +238,29 @@ func (f *fixture) watchGroups(app string) func() map[string]int {
 	return func() map[string]int {
 		w.stopAfter(app)
 		return most
+	}
+}
+
+// someBound watches a workload's pods from now on. The returned function waits until n of them are bound; a check
+// each now and then would find all of them bound on a fast machine.
+func (f *fixture) someBound(app string, n int) (wait func()) {
+	f.Helper()
+	bound, reached := map[types.UID]bool{}, make(chan struct{})
+	w := f.watchPods(metav1.ListOptions{LabelSelector: "app=" + app}, func(_ watch.EventType, pod *corev1.Pod) {
+		if pod.Spec.NodeName == "" || bound[pod.UID] {
+			return
+		}
+		if bound[pod.UID] = true; len(bound) == n {
+			close(reached)
+		}
+	})
+	return func() {
+		f.Helper()
+		defer w.stop()
+		select {
+		case <-reached:
+		case <-time.After(4 * patience):
+			f.Fatalf("%d pods of %s are not bound within %s", n, app, 4*patience)
+		}
 	}
 }

@@ -74,13 +74,9 @@ func (f *fixture) managerKilledMidBurst(a, b, scheduler string) {
 	d.Spec.Template.Spec.SchedulerName = scheduler
 	most := f.watchGroups("burst")
 	deleted := f.watchDeletions("burst")
+	some := f.someBound("burst", 50)
 	f.create(d)
-	f.eventually(patience, "a part of the pods is bound", func() error {
-		if n := f.bound("burst"); n < 50 {
-			return fmt.Errorf("%d pods are bound", n)
-		}
-		return nil
-	})
+	some()
 	f.kill(atoll.Manager)
 	away := f.bound("burst")
 	f.create(deployment("free", 3, ""))
