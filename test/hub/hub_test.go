@@ -43,7 +43,7 @@ type part struct {
 
 // TestMain runs two tests in parallel, on any number of processors: each has a cluster, and most of the time they wait.
 func TestMain(m *testing.M) {
-	if err := flag.Set("test.parallel", "2"); err != nil { // clusters start beside; unless the command line sets another value
+	if err := flag.Set("test.parallel", "2"); err != nil { // unless the command line sets another value
 		panic(err)
 	}
 	flag.Parse()
