@@ -131,13 +131,7 @@ func TestWhatBeginsAsAStrangersMayLast(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.answers(1, pod("a", "1", 1, nil))
 	from, to := io.Pipe()
-	lists := n.cloud.answer
-	n.cloud.set(false, func(r *http.Request) (int, string, io.ReadCloser) {
-		if r.URL.Query().Get("watch") == "" {
-			return lists(r)
-		}
-		return http.StatusOK, n.format.WatchContentType(), from
-	})
+	n.watchesAre(from)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)

@@ -174,13 +174,7 @@ func TestAClientThatDoesNotRead(t *testing.T) {
 	}))
 	defer server.Close()
 	from, to := io.Pipe()
-	lists := n.cloud.answer
-	n.cloud.set(false, func(r *http.Request) (int, string, io.ReadCloser) {
-		if r.URL.Query().Get("watch") == "" {
-			return lists(r)
-		}
-		return http.StatusOK, n.format.WatchContentType(), from
-	})
+	n.watchesAre(from)
 	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", server.Listener.Addr().String())
 	if err != nil {
 		t.Fatal(err)

@@ -58,6 +58,17 @@ func (n *node) open(target string) *opened {
 	return o
 }
 
+// watchesAre lets the cloud answer watches with what comes from a reader, and lists as before.
+func (n *node) watchesAre(from io.ReadCloser) {
+	lists := n.cloud.answer
+	n.cloud.set(false, func(r *http.Request) (int, string, io.ReadCloser) {
+		if r.URL.Query().Get("watch") == "" {
+			return lists(r)
+		}
+		return http.StatusOK, n.format.WatchContentType(), from
+	})
+}
+
 // send lets the cloud send an event.
 func (o *opened) send(e event) {
 	o.Helper()
