@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"hash/fnv"
 	"maps"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -234,10 +236,20 @@ func (c *Cluster) waitNodesReady(ctx context.Context, specs []NodeSpec) error {
 		return waiting.Len() == 0, nil
 	})
 	if err != nil {
-		return fmt.Errorf("waiting for nodes to become Ready (%d are not, such as %q): %w",
-			waiting.Len(), first(sets.List(waiting)), err)
+		name := first(sets.List(waiting))
+		return fmt.Errorf("waiting for nodes to become Ready (%d are not, such as %q): %w%s", waiting.Len(), name, err, c.kubeletSays(name))
 	}
 	return nil
+}
+
+// kubeletSays returns the end of the log of a node's kubelet; empty for a simulated node.
+func (c *Cluster) kubeletSays(name string) string {
+	for _, path := range []string{filepath.Join(c.nodeDir(name), "logs", Kubelet+".log"), c.LogPath(name)} {
+		if _, err := os.Stat(path); err == nil {
+			return fmt.Sprintf("; the log of its kubelet %s ends with:\n%s", path, logTail(path))
+		}
+	}
+	return ""
 }
 
 func first(names []string) string {

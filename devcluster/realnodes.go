@@ -127,6 +127,14 @@ func (c *Cluster) startNetwork(ctx context.Context) error {
 	if err := c.buildNodePrograms(ctx); err != nil {
 		return err
 	}
+	// If that is not allowed, kubelets may still find enough.
+	told, err := realnode.RaiseInstances()
+	if err != nil {
+		told = fmt.Sprintf("%v: nodes may never be Ready", err)
+	}
+	if told != "" {
+		fmt.Fprintln(c.options.Log, "devcluster:", told)
+	}
 	p := processRecord{
 		Name: networkProcess, Kind: kindComponent, Path: c.nodeProgram(),
 		Args: []string{"network", c.network().Socket}, Dir: c.record.Dir, Log: c.LogPath(networkProcess),
