@@ -256,43 +256,61 @@ func (p *Proxy) fromCacheInTurn(w http.ResponseWriter, c *call, answer func()) {
 	p.inTurn(w, c, &p.places().cached, answer)
 }
 
-// paced ends an answer whose client does not take it. An answer that is silent, because the cloud is, goes on.
+// paced ends an answer whose client does not take it. An answer that is silent, because the cloud is, goes on. It
+// sets a deadline only then: with each part it would take the server of HTTP/2 as long as the part.
 type paced struct {
 	http.ResponseWriter
 
 	controller *http.ResponseController
 	within     time.Duration
-	until      time.Time // bounds all of the answer; zero is none
+	timer      *time.Timer // nil before the first part
+
+	mu    sync.Mutex
+	began time.Time // to give a part; zero is between two
 }
 
 // Write implements http.ResponseWriter.
-func (p *paced) Write(part []byte) (n int, err error) {
-	p.inTime(func() error { n, err = p.ResponseWriter.Write(part); return err })
-	return n, err
+func (p *paced) Write(part []byte) (int, error) {
+	defer p.begin()()
+	return p.ResponseWriter.Write(part)
 }
 
 // FlushError is for http.ResponseController.
-func (p *paced) FlushError() (err error) {
-	p.inTime(func() error { err = p.controller.Flush(); return err })
-	return err
+func (p *paced) FlushError() error {
+	defer p.begin()()
+	return p.controller.Flush()
 }
 
-// inTime calls give, which gives the client something, and does not wait for long.
-func (p *paced) inTime(give func() error) {
-	limit := time.Now().Add(p.within)
-	if !p.until.IsZero() && p.until.Before(limit) {
-		limit = p.until
+// begin is called before the client is given a part, and what it returns when it has taken it.
+func (p *paced) begin() (taken func()) {
+	p.set(time.Now())
+	if p.timer == nil {
+		p.timer = time.AfterFunc(p.within, p.end)
+	} else {
+		p.timer.Reset(p.within)
 	}
-	_ = p.controller.SetWriteDeadline(limit)
-	if give() == nil {
-		_ = p.controller.SetWriteDeadline(p.until) // else it would end an answer that is silent
-	}
+	return p.taken
 }
 
-// SetWriteDeadline bounds all of the answer: see http.ResponseController.
-func (p *paced) SetWriteDeadline(limit time.Time) error {
-	p.until = limit
-	return p.controller.SetWriteDeadline(limit)
+func (p *paced) taken() {
+	p.timer.Stop()
+	p.set(time.Time{})
+}
+
+func (p *paced) set(began time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.began = began
+}
+
+// end ends the answer if its client takes too long for a part. It never runs after the answer, when the writer is not
+// to be used any more.
+func (p *paced) end() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.began.IsZero() && time.Since(p.began) >= p.within {
+		_ = p.controller.SetWriteDeadline(time.Now())
+	}
 }
 
 // Unwrap is for http.ResponseController.

@@ -2,12 +2,13 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"slices"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -246,44 +247,57 @@ func TestPlacesAreGivenBack(t *testing.T) {
 	}
 }
 
-// limits is a writer that notes its deadlines: in force during writes and flushes, and last.
-type limits struct {
+// taking is the writer of a client that takes some time for each part, and what it has got when its answer ended.
+type taking struct {
 	*httptest.ResponseRecorder
 
-	now    time.Time
-	during []time.Time
+	takes time.Duration
+	ended chan struct{}
 }
 
-func (l *limits) Write(part []byte) (int, error) {
-	l.during = append(l.during, l.now)
-	return l.ResponseRecorder.Write(part)
+func (w *taking) take() error {
+	select {
+	case <-time.After(w.takes):
+		return nil
+	case <-w.ended:
+		return os.ErrDeadlineExceeded
+	}
 }
 
-func (l *limits) FlushError() error { l.during = append(l.during, l.now); return nil }
+func (w *taking) Write(part []byte) (int, error) {
+	if err := w.take(); err != nil {
+		return 0, err
+	}
+	return w.ResponseRecorder.Write(part)
+}
 
-func (l *limits) SetWriteDeadline(limit time.Time) error { l.now = limit; return nil }
+func (w *taking) FlushError() error { return w.take() }
 
-// TestPacedAnswers: a part has its time, all of the answer has another, and between two parts only that counts.
+func (w *taking) SetWriteDeadline(time.Time) error { close(w.ended); return nil }
+
+// TestPacedAnswers: each part has its time, and so has the next, however long nothing is given in between.
 func TestPacedAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		below := &limits{ResponseRecorder: httptest.NewRecorder()}
+		below := &taking{ResponseRecorder: httptest.NewRecorder(), takes: 59 * time.Second, ended: make(chan struct{})}
 		w := &paced{ResponseWriter: below, controller: http.NewResponseController(below), within: time.Minute}
-		now := time.Now()
-		for _, all := range []time.Duration{0, 10 * time.Second, time.Hour} {
-			below.during = nil
-			until, part := time.Time{}, now.Add(time.Minute)
-			if all > 0 {
-				until = now.Add(all)
-				if until.Before(part) {
-					part = until
-				}
+		give := func() error {
+			_, err := w.Write([]byte("x"))
+			return errors.Join(err, http.NewResponseController(w).Flush())
+		}
+		for range 3 {
+			if err := give(); err != nil {
+				t.Errorf("a client that takes 59 seconds for each part: %v", err)
 			}
-			_ = http.NewResponseController(w).SetWriteDeadline(until)
-			_, _ = w.Write([]byte("x"))
-			_ = http.NewResponseController(w).Flush()
-			if want := []time.Time{part, part}; !slices.Equal(below.during, want) || !below.now.Equal(until) {
-				t.Errorf("with %s for all, a part had until %v, want %v, and afterwards %v, want %v", all, below.during, want, below.now, until)
-			}
+			<-time.After(time.Hour)
+		}
+		below.takes = time.Hour
+		began := time.Now()
+		if err := give(); !errors.Is(err, os.ErrDeadlineExceeded) || time.Since(began) != time.Minute {
+			t.Errorf("a client that takes an hour: %v after %s", err, time.Since(began))
+		}
+		<-time.After(time.Hour)
+		if text := below.Body.String(); text != "xxx" {
+			t.Errorf("the client has got %q", text)
 		}
 	})
 }
@@ -296,42 +310,67 @@ func TestAnAnswerThatIsNotRead(t *testing.T) {
 	} {
 		t.Run(path, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t, wire.JSON)
-			n.slowAfter = 100 * time.Millisecond
-			ended := make(chan error, 1)
-			n.cloud.set(false, func(*http.Request) (int, string, io.ReadCloser) {
-				from, to := io.Pipe()
-				go func() {
-					part := make([]byte, 1<<20)
-					for range 1000 {
-						if _, err := to.Write(part); err != nil {
-							ended <- err
-							return
-						}
-					}
-					ended <- nil
-				}()
-				return http.StatusOK, "application/json", from
-			})
-			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { n.answer(w, r, reader) }))
-			defer server.Close()
-			conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", server.Listener.Addr().String())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer conn.Close()
-			if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: hub\r\n%s\r\n", path, headers); err != nil {
-				t.Fatal(err)
-			}
-			select {
-			case err := <-ended:
-				if err == nil {
-					t.Error("a gigabyte of an answer that nobody reads is taken")
+			endsUnread(t, func(server *httptest.Server) {
+				server.Start()
+				conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", server.Listener.Addr().String())
+				if err != nil {
+					t.Fatal(err)
 				}
-			case <-time.After(time.Minute):
-				t.Error("an answer that is not read does not end")
-			}
+				t.Cleanup(func() { _ = conn.Close() })
+				if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: hub\r\n%s\r\n", path, headers); err != nil {
+					t.Fatal(err)
+				}
+			})
 		})
+		t.Run("HTTP2"+path, func(t *testing.T) {
+			t.Parallel()
+			endsUnread(t, func(server *httptest.Server) {
+				server.EnableHTTP2 = true
+				server.StartTLS()
+				r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+path, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				response, err := server.Client().Do(r)
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { _ = response.Body.Close() })
+			})
+		})
+	}
+}
+
+// endsUnread fails unless an answer ends that a client asks for and does not read.
+func endsUnread(t *testing.T, ask func(server *httptest.Server)) {
+	t.Helper()
+	n := newNode(t, wire.JSON)
+	n.slowAfter = 100 * time.Millisecond
+	ended := make(chan error, 1)
+	n.cloud.set(false, func(*http.Request) (int, string, io.ReadCloser) {
+		from, to := io.Pipe()
+		go func() {
+			part := make([]byte, 1<<20)
+			for range 1000 {
+				if _, err := to.Write(part); err != nil {
+					ended <- err
+					return
+				}
+			}
+			ended <- nil
+		}()
+		return http.StatusOK, "application/json", from
+	})
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { n.answer(w, r, reader) }))
+	t.Cleanup(server.Close)
+	ask(server)
+	select {
+	case err := <-ended:
+		if err == nil {
+			t.Error("a gigabyte of an answer that nobody reads is taken")
+		}
+	case <-time.After(time.Minute):
+		t.Error("an answer that is not read does not end")
 	}
 }
 
