@@ -181,3 +181,44 @@ func TestManyObservers(t *testing.T) {
 		}
 	}
 }
+
+// TestAConnectionThatTakesNothing is closed, also if its client has asked for any amount: what it has asked for
+// would wait for ever.
+func TestAConnectionThatTakesNothing(t *testing.T) {
+	t.Parallel() // it takes as long as such a connection has
+	ended := make(chan struct{})
+	cloud := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/x/without/end" {
+			return
+		}
+		for part := make([]byte, 1<<20); r.Context().Err() == nil; {
+			_, _ = w.Write(part)
+		}
+		close(ended)
+	}))
+	cloud.EnableHTTP2 = true
+	cloud.StartTLS()
+	defer cloud.Close()
+	r := runHub(t, t.TempDir(), cloud)
+	config := r.client.Transport.(*http.Transport).TLSClientConfig.Clone()
+	config.NextProtos, config.ServerName = []string{"h2"}, "127.0.0.1"
+	conn, err := tls.Dial("tcp", r.address, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	// The client's settings and a window for the connection, both as large as can be, and a GET: see RFC 9113, section
+	// 6, and RFC 7541, appendix A.
+	get := "\x82\x87\x04\x0e/x/without/end\x01\x03hub\x00\x0dauthorization\x08Bearer x"
+	if _, err := io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"+
+		"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x04\x7f\xff\xff\xff"+
+		"\x00\x00\x04\x08\x00\x00\x00\x00\x00\x7f\x00\x00\x00"+
+		"\x00\x00"+string(rune(len(get)))+"\x01\x05\x00\x00\x00\x01"+get); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-ended:
+	case <-time.After(2 * takeWithin):
+		t.Error("what nobody takes is still there")
+	}
+}

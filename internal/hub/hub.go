@@ -56,6 +56,8 @@ const (
 	maxUnread = 256 << 10
 	// closeWithin bounds how long requests may go on when the hub ends.
 	closeWithin = 2 * time.Second
+	// takeWithin is how long a connection of HTTP/2 may take nothing of what is sent on it.
+	takeWithin = 30 * time.Second
 	// idleFor is how long a connection may have no request.
 	idleFor = 2 * time.Minute
 	// saveAfter is the least time between two writes of the known tokens, saveEvery the most between two
@@ -142,7 +144,8 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, fail fun
 		BaseContext: func(net.Listener) context.Context { return requests },
 		ConnContext: clients.open, ConnState: clients.change, ErrorLog: stdlog.New(errorLog{log}, "", 0),
 		// What a client has sent and nobody reads yet is in memory: of each connection that much.
-		HTTP2: &http.HTTP2Config{MaxReceiveBufferPerConnection: maxUnread, MaxReceiveBufferPerStream: maxUnread / 4},
+		// A connection that takes nothing any more would hold all that is sent on it, for ever.
+		HTTP2: &http.HTTP2Config{MaxReceiveBufferPerConnection: maxUnread, MaxReceiveBufferPerStream: maxUnread / 4, WriteByteTimeout: takeWithin},
 		// The certificates of clients are judged for each request: see identity.Recognizer.
 		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: serving.get, ClientAuth: tls.RequestClientCert},
 	}
