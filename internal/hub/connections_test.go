@@ -14,6 +14,7 @@ import (
 	"github.com/go-logr/logr"
 
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
+	"github.com/atoll-k8s/atoll/internal/hub/proxy"
 )
 
 // client is a connection of HTTP/1.1.
@@ -186,7 +187,7 @@ func TestManyObservers(t *testing.T) {
 // would wait for ever.
 func TestAConnectionThatTakesNothing(t *testing.T) {
 	t.Parallel() // it takes as long as such a connection has
-	ended := make(chan struct{})
+	ended := make(chan struct{}, 1)
 	cloud := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/x/without/end" {
 			return
@@ -194,7 +195,10 @@ func TestAConnectionThatTakesNothing(t *testing.T) {
 		for part := make([]byte, 1<<20); r.Context().Err() == nil; {
 			_, _ = w.Write(part)
 		}
-		close(ended)
+		select {
+		case ended <- struct{}{}:
+		default: // asked again
+		}
 	}))
 	cloud.EnableHTTP2 = true
 	cloud.StartTLS()
@@ -218,7 +222,7 @@ func TestAConnectionThatTakesNothing(t *testing.T) {
 	}
 	select {
 	case <-ended:
-	case <-time.After(2 * takeWithin):
+	case <-time.After(2 * proxy.TakeWithin):
 		t.Error("what nobody takes is still there")
 	}
 }

@@ -56,8 +56,6 @@ const (
 	maxUnread = 256 << 10
 	// closeWithin bounds how long requests may go on when the hub ends.
 	closeWithin = 2 * time.Second
-	// takeWithin is how long a connection of HTTP/2 may take nothing of what is sent on it.
-	takeWithin = 30 * time.Second
 	// idleFor is how long a connection may have no request.
 	idleFor = 2 * time.Minute
 	// saveAfter is the least time between two writes of the known tokens, saveEvery the most between two
@@ -145,7 +143,7 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, fail fun
 		ConnContext: clients.open, ConnState: clients.change, ErrorLog: stdlog.New(errorLog{log}, "", 0),
 		// What a client has sent and nobody reads yet is in memory: of each connection that much.
 		// A connection that takes nothing any more would hold all that is sent on it, for ever.
-		HTTP2: &http.HTTP2Config{MaxReceiveBufferPerConnection: maxUnread, MaxReceiveBufferPerStream: maxUnread / 4, WriteByteTimeout: takeWithin},
+		HTTP2: &http.HTTP2Config{MaxReceiveBufferPerConnection: maxUnread, MaxReceiveBufferPerStream: maxUnread / 4, WriteByteTimeout: proxy.TakeWithin},
 		// The certificates of clients are judged for each request: see identity.Recognizer.
 		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: serving.get, ClientAuth: tls.RequestClientCert},
 	}

@@ -32,8 +32,8 @@ const (
 	// more than maxSmall bytes.
 	maxCached, maxAllCached = 1, 4
 	maxSmall                = 64 << 10
-	// takeWithin bounds how long a client may take for a part of an answer.
-	takeWithin = 30 * time.Second
+	// TakeWithin bounds how long a client may take for a part of an answer.
+	TakeWithin = 30 * time.Second
 )
 
 // places bounds requests in progress: ofOne of each identity, ofAll of all of them. waiting bounds those of
@@ -221,7 +221,7 @@ func (p *Proxy) admit(w http.ResponseWriter, c *call) (_ http.ResponseWriter, le
 	if c.what.Kind == request.Watch {
 		return w, leave
 	}
-	return &paced{ResponseWriter: w, controller: http.NewResponseController(w), within: cmp.Or(p.slowAfter, takeWithin)}, leave
+	return &paced{ResponseWriter: w, controller: http.NewResponseController(w), within: cmp.Or(p.slowAfter, TakeWithin)}, leave
 }
 
 // leaveStrangers gives a request that the cloud has accepted a place among such, if there is one: what begins as
@@ -257,7 +257,7 @@ func (p *Proxy) fromCacheInTurn(w http.ResponseWriter, c *call, answer func()) {
 }
 
 // paced ends an answer whose client does not take it. An answer that is silent, because the cloud is, goes on. It
-// sets a deadline only then: with each part it would take the server of HTTP/2 as long as the part.
+// sets a deadline only then: one with each part is a message to the server of HTTP/2.
 type paced struct {
 	http.ResponseWriter
 

@@ -327,18 +327,25 @@ func TestAnAnswerThatIsNotRead(t *testing.T) {
 			endsUnread(t, func(server *httptest.Server) {
 				server.EnableHTTP2 = true
 				server.StartTLS()
-				r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+path, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
-				response, err := server.Client().Do(r)
-				if err != nil {
-					t.Fatal(err)
-				}
+				response := begin(t, server, path)
 				t.Cleanup(func() { _ = response.Body.Close() })
 			})
 		})
 	}
+}
+
+// begin asks a server, and returns when its answer has begun.
+func begin(t *testing.T, server *httptest.Server, path string) *http.Response {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := server.Client().Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response
 }
 
 // endsUnread fails unless an answer ends that a client asks for and does not read.
@@ -393,14 +400,7 @@ func TestASilentAnswerGoesOn(t *testing.T) {
 	server.StartTLS()
 	defer server.Close()
 	for _, path := range []string{"/api/v1/namespaces/x/pods/y/log?follow=true", "/api/v1/namespaces/x/configmaps", "/apis/x.y/v1/unknown"} {
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		response, err := server.Client().Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		response := begin(t, server, path)
 		text, err := io.ReadAll(response.Body)
 		_ = response.Body.Close()
 		if err != nil || string(text) != "first last" {

@@ -119,7 +119,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 	// The server may send the end of an answer when nobody waits for it any more.
 	defer func() {
-		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(cmp.Or(p.slowAfter, takeWithin)))
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(cmp.Or(p.slowAfter, TakeWithin)))
 	}()
 	caller, err := p.Recognizer.Recognize(r)
 	if err != nil {
