@@ -74,7 +74,7 @@ func TestTheHubRunsOnAFullDisk(t *testing.T) {
 				t.Fatal(err)
 			}
 			disk.isFull.Store(fullAt == "from the start")
-			r := runHubOn(t, dir, cloud, disk.fail)
+			r := tryHub(t, dir, cloud, trial{fail: disk.fail})
 			t.Cleanup(func() { disk.isFull.Store(false) }) // before it ends
 			online := func(when, want string) {
 				t.Helper()

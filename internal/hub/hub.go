@@ -18,6 +18,7 @@
 package hub
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -67,11 +68,19 @@ const (
 
 // Run runs the hub until ctx is done. It serves before the cloud is reachable.
 func Run(ctx context.Context, c *config.Configuration, log logr.Logger) error {
-	return run(ctx, c, log, nil)
+	return run(ctx, c, log, trial{})
 }
 
-// run is Run on a disk that may fail: see cache.Options.
-func run(ctx context.Context, c *config.Configuration, log logr.Logger, fail func(op string) error) (err error) {
+// trial is what a test changes of a hub. Nothing of it is set outside tests.
+type trial struct {
+	// fail makes the disk fail: see cache.Options.
+	fail func(op string) error
+	// takeWithin is the hub's instead of proxy.TakeWithin.
+	takeWithin time.Duration
+}
+
+// run is Run with what a test changes.
+func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed trial) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	memory.Bound(memory.OfControlGroup(os.DirFS("/")))
@@ -96,12 +105,12 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, fail fun
 	cloud = uplink.New(uplink.Options{
 		Servers: servers, Roots: followed.cloudRoots, NodeCertificate: node.get, NodeName: c.NodeName, Return: c.Cloud.ReturnWithin.Duration, Log: log.WithName("uplink"),
 	})
-	store, done, err := openCache(filepath.Join(c.Directory, "cache"), c.Cache, cache.Options{Panics: caught, Log: log.WithName("cache"), Fail: fail})
+	store, done, err := openCache(filepath.Join(c.Directory, "cache"), c.Cache, cache.Options{Panics: caught, Log: log.WithName("cache"), Fail: changed.fail})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, done()) }()
-	writes, err := openJournal(filepath.Join(c.Directory, "writes"), c.Cache, journal.Options{Panics: caught, Log: log.WithName("journal"), Fail: fail})
+	writes, err := openJournal(filepath.Join(c.Directory, "writes"), c.Cache, journal.Options{Panics: caught, Log: log.WithName("journal"), Fail: changed.fail})
 	if err != nil {
 		return err
 	}
@@ -143,7 +152,7 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, fail fun
 		ConnContext: clients.open, ConnState: clients.change, ErrorLog: stdlog.New(errorLog{log}, "", 0),
 		// What a client has sent and nobody reads yet is in memory: of each connection that much.
 		// A connection that takes nothing any more would hold all that is sent on it, for ever.
-		HTTP2: &http.HTTP2Config{MaxReceiveBufferPerConnection: maxUnread, MaxReceiveBufferPerStream: maxUnread / 4, WriteByteTimeout: proxy.TakeWithin},
+		HTTP2: &http.HTTP2Config{MaxReceiveBufferPerConnection: maxUnread, MaxReceiveBufferPerStream: maxUnread / 4, WriteByteTimeout: cmp.Or(changed.takeWithin, proxy.TakeWithin)},
 		// The certificates of clients are judged for each request: see identity.Recognizer.
 		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: serving.get, ClientAuth: tls.RequestClientCert},
 	}

@@ -43,11 +43,11 @@ type running struct {
 // runHub runs a hub in a directory.
 func runHub(t *testing.T, dir string, cloud *httptest.Server) *running {
 	t.Helper()
-	return runHubOn(t, dir, cloud, nil)
+	return tryHub(t, dir, cloud, trial{})
 }
 
-// runHubOn runs a hub whose disk may fail: see cache.Options.
-func runHubOn(t *testing.T, dir string, cloud *httptest.Server, fail func(op string) error) *running {
+// tryHub runs a hub of which something is changed.
+func tryHub(t *testing.T, dir string, cloud *httptest.Server, changed trial) *running {
 	t.Helper()
 	r := &running{T: t, dir: dir, cloud: cloud, ended: make(chan error, 1)}
 	ca, err := certs.NewCA(time.Now())
@@ -82,7 +82,7 @@ func runHubOn(t *testing.T, dir string, cloud *httptest.Server, fail func(op str
 	}, funcr.Options{})
 	ctx, cancel := context.WithCancel(t.Context())
 	r.stop = cancel
-	go func() { r.ended <- run(ctx, c, log, fail) }()
+	go func() { r.ended <- run(ctx, c, log, changed) }()
 	select {
 	case r.address = <-serves:
 	case err := <-r.ended:
