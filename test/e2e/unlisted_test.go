@@ -131,7 +131,6 @@ func TestAKindThatDoesNotList(t *testing.T) {
 		return f.client.Create(f.ctx, main)
 	})
 	f.eventuallyEvent(workloadkind.ReasonWorkloadsInForce, "Stage.e2e.example.com")
-	f.eventuallyEvent(workloadkind.ReasonWorkloadProblem, "Stage.e2e.example.com: the API server cannot ")
 	gated := func(n int) func() error {
 		return func() error {
 			pods := f.pods("main")
@@ -172,6 +171,7 @@ func TestAKindThatDoesNotList(t *testing.T) {
 			f.always(2*time.Second, "pods of the Stage wait", gated(n))
 		})
 	}
+	f.eventuallyEvent(workloadkind.ReasonWorkloadProblem, "Stage.e2e.example.com: the API server cannot ")
 	f.part("the conversion webhook works", func(f *fixture) {
 		convert.works()
 		f.eventually(3*time.Minute, "the Stage is bound", func() error { return f.boundTo(main, "policy") })

@@ -124,6 +124,7 @@ func (r *offRig) testStart() {
 	}
 	r.service = service.Spec.ClusterIP
 	r.answers("before", pod.Status.PodIP)
+	r.serviceAnswers("before") // the cloud tells of endpoints some time after their pods are ready
 }
 
 // podOn returns the pod of the DaemonSet that is on a node.
@@ -158,8 +159,7 @@ func (r *offRig) answers(when, address string) {
 	}
 }
 
-// serviceAnswers waits until each pod answers at the address of the Service, asked on the node that
-// is cut off.
+// serviceAnswers waits until each pod answers at the address of the Service, asked on edge-0.
 func (r *offRig) serviceAnswers(when string) {
 	r.Helper()
 	answered := map[string]bool{}
