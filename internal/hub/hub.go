@@ -79,6 +79,15 @@ type trial struct {
 	takeWithin time.Duration
 }
 
+// http2 bounds what a connection of HTTP/2 holds. What a client has sent and nobody reads yet is in memory: of each
+// connection that much. A connection that takes nothing any more would hold all that is sent on it, for ever.
+func (t trial) http2() *http.HTTP2Config {
+	return &http.HTTP2Config{
+		MaxReceiveBufferPerConnection: maxUnread, MaxReceiveBufferPerStream: maxUnread / 4,
+		WriteByteTimeout: cmp.Or(t.takeWithin, proxy.TakeWithin),
+	}
+}
+
 // run is Run with what a test changes.
 func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed trial) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -150,9 +159,7 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed 
 		ReadHeaderTimeout: headerWithin, MaxHeaderBytes: maxHeader, IdleTimeout: idleFor,
 		BaseContext: func(net.Listener) context.Context { return requests },
 		ConnContext: clients.open, ConnState: clients.change, ErrorLog: stdlog.New(errorLog{log}, "", 0),
-		// What a client has sent and nobody reads yet is in memory: of each connection that much.
-		// A connection that takes nothing any more would hold all that is sent on it, for ever.
-		HTTP2: &http.HTTP2Config{MaxReceiveBufferPerConnection: maxUnread, MaxReceiveBufferPerStream: maxUnread / 4, WriteByteTimeout: cmp.Or(changed.takeWithin, proxy.TakeWithin)},
+		HTTP2: changed.http2(),
 		// The certificates of clients are judged for each request: see identity.Recognizer.
 		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: serving.get, ClientAuth: tls.RequestClientCert},
 	}

@@ -173,7 +173,6 @@ const configMapsPath = "/api/v1/namespaces/default/configmaps"
 
 // TestAnswersAreStoredWhenTheHubEnds, also the last ones, and its watches end.
 func TestAnswersAreStoredWhenTheHubEnds(t *testing.T) {
-	t.Parallel()
 	dir, cloud := t.TempDir(), newCloud(t)
 	r := runHub(t, dir, cloud)
 	watching, cancel := context.WithCancel(t.Context())

@@ -32,7 +32,7 @@ const (
 	// more than maxSmall bytes.
 	maxCached, maxAllCached = 1, 4
 	maxSmall                = 64 << 10
-	// TakeWithin bounds how long a client may take for a part of an answer.
+	// TakeWithin bounds how long a client may take for a part of an answer, or for an event.
 	TakeWithin = 30 * time.Second
 )
 

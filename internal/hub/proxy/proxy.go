@@ -85,7 +85,7 @@ type Proxy struct {
 	refusals refusals
 	// metrics is nil if nobody registered them.
 	metrics *metrics
-	// slowAfter is writeWithin and questionWithin, except in tests.
+	// slowAfter, if it is not 0, is used instead of TakeWithin, bodyWithin and questionWithin: in tests.
 	slowAfter time.Duration
 }
 

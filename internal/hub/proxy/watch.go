@@ -25,8 +25,6 @@ const (
 	// maxFrame bounds one event, in bytes: the API server's objects have 1.5 MiB at most, and more in
 	// JSON than in what it stores.
 	maxFrame = 16 << 20
-	// writeWithin bounds how long a client may take for an event.
-	writeWithin = 30 * time.Second
 	// againAfter is the time between two attempts to continue a watch, and doubles up to maxAgain while
 	// they fail. As much is added by chance.
 	againAfter, maxAgain = 500 * time.Millisecond, 15 * time.Second
@@ -278,7 +276,7 @@ func (s *stream) deliver(e wire.Event) bool {
 
 // write gives the client a frame, and returns whether it took it.
 func (s *stream) write(frame []byte) bool {
-	_ = s.controller.SetWriteDeadline(time.Now().Add(cmp.Or(s.slowAfter, writeWithin)))
+	_ = s.controller.SetWriteDeadline(time.Now().Add(cmp.Or(s.slowAfter, TakeWithin)))
 	if _, err := s.w.Write(frame); err != nil {
 		return false
 	}
