@@ -66,7 +66,7 @@ verify: ## Regenerate, then run all checks that need no cluster, two at a time; 
 
 .PHONY: test
 test: $(GOTESTSUM) ## Run all tests, also on real control planes (Go builds them the first time: some minutes).
-	@MAKE='$(MAKE)' hack/test.sh unit devcluster-test e2e e2e-nodes
+	@MAKE='$(MAKE)' hack/test.sh e2e e2e-nodes unit devcluster-test
 	@echo "test: ok"
 
 .PHONY: test-times
@@ -135,7 +135,7 @@ fmt: ## Fail if a Go file is not formatted.
 .PHONY: lint
 lint: $(GOLANGCI_LINT) ## Run golangci-lint on every module.
 	@for module in $(CODE_MODULES); do \
-		echo "lint $$module"; (cd $$module && $(CURDIR)/$(GOLANGCI_LINT) run --allow-serial-runners --config $(CURDIR)/.golangci.yml); done
+		echo "lint $$module"; (cd $$module && GOGC=200 GOMEMLIMIT=5GiB $(CURDIR)/$(GOLANGCI_LINT) run --allow-serial-runners --config $(CURDIR)/.golangci.yml); done
 
 .PHONY: tidy
 tidy: ## Fail if a go.mod or go.sum is not tidy.
@@ -155,6 +155,10 @@ image-check: ## Build the image and run its programs from its content, in an emp
 unit: $(GOTESTSUM) ## Run the tests of the root module.
 	@mkdir -p dist/test
 	$(race-env) $(call gotest,unit) $(QUICK) $(RACE) -timeout 15m $(TESTFLAGS) ./...
+
+.PHONY: race-build
+race-build: ## Compile, but do not link, the tests of unit and devcluster-test.
+	@for module in . devcluster; do (cd $$module && $(race-env) go list $(RACE) -export -deps -test ./... >/dev/null); done
 
 .PHONY: devcluster-bin
 devcluster-bin: ## Build the programs of the devcluster, with progress; needed once on each machine.

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the given targets of make one after the other, also after one has failed.
+# Runs the given targets of make one after the other, also after one has failed: those of
+# e2e come first.
 # At the end it prints the result and the duration of each, and fails if one of
 # them failed.
 #
@@ -9,8 +10,22 @@ cd "$(dirname "$0")/.."
 
 rm -rf dist/test
 mkdir -p dist/test
+
+# Tests on clusters wait much of their time. In that time, and with the least priority,
+# the tests of the other parts are compiled.
+nice -n 19 "${MAKE:-make}" --no-print-directory race-build >dist/test/race-build 2>&1 &
+compiling=$!
+trap 'kill "$compiling" 2>/dev/null' EXIT
+
 failed=0
 for target in "$@"; do
+	case $target in
+	e2e*) ;;
+	*) # What does not compile is an error of the target too.
+		kill -0 "$compiling" 2>/dev/null && echo "=== compiling the tests"
+		wait "$compiling"
+		;;
+	esac
 	echo "=== make $target"
 	start=$SECONDS
 	if "${MAKE:-make}" --no-print-directory "$target"; then
