@@ -409,9 +409,9 @@ func (f *Filter) Read(format wire.Format, uid string, pod []byte) {
 }
 
 // Seen implements filter.Pods.
-func (f *Filter) Seen(format wire.Format, uid string, pod []byte) {
+func (f *Filter) Seen(format wire.Format, m *wire.Meta, pod []byte) {
 	f.mu.RLock()
-	_, is := f.pods.entries[uid]
+	_, is := f.pods.entries[m.UID]
 	f.mu.RUnlock()
 	if !is {
 		return // as with most versions of most pods
@@ -422,7 +422,7 @@ func (f *Filter) Seen(format wire.Format, uid string, pod []byte) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	changed, kept := f.pods.seen(uid, s.addresses())
+	changed, kept := f.pods.seen(m.UID, m.ResourceVersion, s.addresses())
 	if changed {
 		f.tellLocked()
 	}

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -30,6 +31,10 @@ type entry struct {
 	Confirmed bool `json:"confirmed,omitempty"`
 	// Order tells which entry is the oldest.
 	Order uint64 `json:"order"`
+	// version is the newest one of the pod that has been seen since the hub started, "" for none. newest are the
+	// addresses in it, nil if the kubelet has written since.
+	version string
+	newest  []string
 }
 
 // pods are the addresses of the node's pods, by UID. After a restart of the node without the cloud they
@@ -211,7 +216,7 @@ func (p *pods) written(method, contentType string, body []byte) (changed bool, e
 	if slices.Equal(p.entries[uid].Addresses, addresses) {
 		return false, nil
 	}
-	p.put(uid, entry{Addresses: addresses})
+	p.put(uid, entry{Addresses: addresses, version: p.entries[uid].version})
 	return true, nil
 }
 
@@ -243,27 +248,25 @@ func (p *pods) reads(uid string, addresses []string) {
 	p.read[uid] = addresses
 }
 
-// seen compares with the cloud's version of a pod. changed is true if an address changed, and kept if
-// what is to be kept has.
-func (p *pods) seen(uid string, addresses []string) (changed, kept bool) {
+// seen compares with a version of a pod in the cloud. They may come out of order: a list may be read while a watch
+// is behind it, or ahead. changed is true if an address changed, and kept if what is to be kept has.
+func (p *pods) seen(uid, version string, addresses []string) (changed, kept bool) {
 	e, is := p.entries[uid]
-	switch {
-	case !is, len(addresses) == 0:
-		return false, false
-	case slices.Equal(e.Addresses, addresses):
-		if e.Confirmed {
-			return false, false
-		}
-		e.Confirmed = true
-		p.entries[uid] = e
-		return false, true
-	case e.Confirmed: // the kubelet has written this by another way
-		e.Addresses = addresses
-		p.entries[uid] = e
-		return true, true
-	default:
+	isOld := version != e.version && wire.IsUpTo(version, e.version)
+	if !is || len(addresses) == 0 || isOld && e.newest == nil {
 		return false, false
 	}
+	if !isOld {
+		e.version, e.newest = strings.Clone(version), addresses // the version may be a part of a longer text
+	}
+	if !e.Confirmed && slices.Equal(e.Addresses, addresses) {
+		e.Confirmed, kept = true, true
+	}
+	if e.Confirmed && !slices.Equal(e.Addresses, e.newest) { // the kubelet has written this by another way
+		e.Addresses, changed, kept = e.newest, true, true
+	}
+	p.entries[uid] = e
+	return changed, kept
 }
 
 func (p *pods) forget(uid string) bool {

@@ -75,6 +75,12 @@ func (r *rig) addressOf(uid string, family discoveryv1.AddressType, was string) 
 	return addresses(&got)[0]
 }
 
+// seen is a version of the pod web in the cloud.
+func (r *rig) seen(format wire.Format, version string, pod *corev1.Pod) {
+	r.Helper()
+	r.Seen(format, &wire.Meta{UID: "web", ResourceVersion: version}, encode(r, format, pod))
+}
+
 // TestAddressesOfTheNodesPods are those that the kubelet last wrote, while the cloud does not know them.
 func TestAddressesOfTheNodesPods(t *testing.T) {
 	for _, format := range formats {
@@ -102,7 +108,7 @@ func TestAddressesOfTheNodesPods(t *testing.T) {
 			check("after a restart of the node", "10.0.0.1", "10.0.0.2")
 			check("after a restart of the node", "fd00::1", "fd00::2")
 			check("once the cloud has it", "10.0.0.2", "10.0.0.2")
-			r.Seen(format, "web", encode(t, format, cloud)) // of the time before
+			r.seen(format, "7", cloud) // of the time before
 			check("when an old version comes", "10.0.0.1", "10.0.0.2")
 			// The node restarts again, and the pod gets the address that the cloud has: the patch has none.
 			is := podWith("web", corev1.PodRunning, "10.0.0.1", "fd00::1")
@@ -113,10 +119,20 @@ func TestAddressesOfTheNodesPods(t *testing.T) {
 			check("with one family only", "10.0.0.1", "10.0.0.3")
 			check("with one family only", "fd00::1", "fd00::1")
 			// The cloud gets it. Later the kubelet writes by another way, and the hub sees the pod only.
-			r.Seen(format, "web", encode(t, format, podWith("web", corev1.PodRunning, "10.0.0.3")))
+			r.seen(format, "9", podWith("web", corev1.PodRunning, "10.0.0.3"))
 			check("once the pod in the cloud has it", "10.0.0.1", "10.0.0.3")
-			r.Seen(format, "web", encode(t, format, podWith("web", corev1.PodRunning, "10.0.0.4")))
+			r.seen(format, "10", podWith("web", corev1.PodRunning, "10.0.0.4"))
 			check("after a time without the hub", "10.0.0.4", "10.0.0.4")
+			// A list that is read meanwhile has the state of before.
+			r.seen(format, "9", podWith("web", corev1.PodRunning, "10.0.0.3"))
+			check("when a list is late", "10.0.0.4", "10.0.0.4")
+			// And one is read early: it has what was written after the kubelet's write.
+			r.kubelet(cloud, podWith("web", corev1.PodRunning, "10.0.0.5"))
+			r.seen(format, "8", podWith("web", corev1.PodRunning, "10.0.0.5"))
+			r.seen(format, "12", podWith("web", corev1.PodRunning, "10.0.0.6"))
+			check("when a version of before the write has its address", "10.0.0.4", "10.0.0.5")
+			r.seen(format, "11", podWith("web", corev1.PodRunning, "10.0.0.5"))
+			check("when a list is early", "10.0.0.5", "10.0.0.6")
 			// What is no endpoint of that pod stays.
 			if got := r.addressOf("other", discoveryv1.AddressTypeIPv4, "10.0.0.1"); got != "10.0.0.1" {
 				t.Errorf("another pod has the address %s", got)

@@ -40,8 +40,8 @@ type Pods interface {
 	Written(method, contentType string, body []byte)
 	// Read: the kubelet reads a pod, and writes only what differs from it.
 	Read(format wire.Format, uid string, pod []byte)
-	// Seen: this is a pod in the cloud.
-	Seen(format wire.Format, uid string, pod []byte)
+	// Seen: this is a version of a pod in the cloud. Requests run side by side: it may be older than the last.
+	Seen(format wire.Format, m *wire.Meta, pod []byte)
 	// Gone: there is no such pod any more.
 	Gone(uid string)
 }

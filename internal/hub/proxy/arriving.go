@@ -97,7 +97,7 @@ func (a *arriving) mayPass(item *wire.Item) bool {
 		return false
 	}
 	if a.Pods != nil {
-		a.Pods.Seen(wire.Protobuf, item.UID, item.Raw)
+		a.Pods.Seen(wire.Protobuf, &item.Meta, item.Raw)
 	}
 	a.uids = append(a.uids, item.UID)
 	return true

@@ -292,7 +292,7 @@ func (s *stream) compare() (done, gone bool) {
 	}
 	defer view.Close()
 	h, err := decodeHead(view.Head())
-	if err != nil || h.List == nil || !isUpTo(s.version, h.ResourceVersion) {
+	if err != nil || h.List == nil || !wire.IsUpTo(s.version, h.ResourceVersion) {
 		return false, false
 	}
 	list, err := h.list()
@@ -303,7 +303,7 @@ func (s *stream) compare() (done, gone bool) {
 	session := s.sessionOf(s.call)
 	skipped := false
 	isLater := func(m *wire.Meta) bool {
-		later := m.ResourceVersion != "" && !isUpTo(m.ResourceVersion, s.version)
+		later := m.ResourceVersion != "" && !wire.IsUpTo(m.ResourceVersion, s.version)
 		skipped = skipped || later
 		return later
 	}

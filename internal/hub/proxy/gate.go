@@ -74,7 +74,7 @@ func (p *Proxy) judge(c *call, format wire.Format, object []byte, m *wire.Meta, 
 		return "", fmt.Errorf("it is of the kind %q", m.Kind)
 	}
 	if p.Pods != nil {
-		p.Pods.Seen(format, m.UID, object)
+		p.Pods.Seen(format, m, object)
 	}
 	labels, err := policyLabels(format, object)
 	if err != nil {

@@ -131,7 +131,7 @@ func (g *gate) due(now time.Time) map[string]Held {
 func (g *gate) settle(since time.Time, version string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	maps.DeleteFunc(g.held, func(_ string, h heldPod) bool { return h.seen.Before(since) && isUpTo(h.version, version) })
+	maps.DeleteFunc(g.held, func(_ string, h heldPod) bool { return h.seen.Before(since) && wire.IsUpTo(h.version, version) })
 }
 
 // seesAllPods reports whether a request is for all pods that a node has.

@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
@@ -297,7 +296,7 @@ func (s *stream) begin() {
 			case initial:
 				s.snapshot, err = s.Cache.Snapshot(s.key)
 			case version != "":
-				if err = st.resume(s.Proxy, s.key); err == nil && !isUpTo(version, st.head.ResourceVersion) {
+				if err = st.resume(s.Proxy, s.key); err == nil && !wire.IsUpTo(version, st.head.ResourceVersion) {
 					err = errGap
 				}
 			}
@@ -381,9 +380,9 @@ func (s *stream) storeEvent(st *state, kind watch.EventType, object []byte, m *w
 	switch format, err := wire.FormatOf(st.head.ContentType); {
 	case err != nil:
 		return err
-	case st.head.List == nil || format != s.format || !isUpTo(before, st.head.ResourceVersion):
+	case st.head.List == nil || format != s.format || !wire.IsUpTo(before, st.head.ResourceVersion):
 		return errGap
-	case isUpTo(m.ResourceVersion, st.head.ResourceVersion):
+	case wire.IsUpTo(m.ResourceVersion, st.head.ResourceVersion):
 		return nil // another stream or a list has brought it
 	}
 	st.head.ResourceVersion = m.ResourceVersion
@@ -415,12 +414,6 @@ func (st *state) resume(p *Proxy, key string) error {
 		*st = state{writer, h}
 	}
 	return err
-}
-
-// isUpTo reports whether one resource version is not later than another.
-func isUpTo(version, other string) bool {
-	order, err := resourceversion.CompareResourceVersion(version, other)
-	return err == nil && order <= 0
 }
 
 // heal reads the collection of a stream anew, as its caller, because the cache cannot follow its

@@ -35,7 +35,7 @@ func (p *Proxy) known(c *call, o *ownWrite) (newest, read typed, err error) {
 		if s.Key == c.caller.Name+"\n"+get.Scope {
 			read = object
 		}
-		if newest == nil || isUpTo(newest.GetResourceVersion(), object.GetResourceVersion()) {
+		if newest == nil || wire.IsUpTo(newest.GetResourceVersion(), object.GetResourceVersion()) {
 			newest = object
 		}
 	}

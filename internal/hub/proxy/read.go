@@ -229,7 +229,7 @@ func (p *Proxy) listFromCache(w http.ResponseWriter, c *call, reason error) {
 		// The rest of a list, or an old state, that nobody has here. The client lists anew.
 		p.refuse(w, c.Request, http.StatusGone, metav1.StatusReasonExpired, "the node's hub has only the last state of this list, and the cloud is not reachable")
 		return
-	case version != "" && version != "0" && !isUpTo(version, h.ResourceVersion):
+	case version != "" && version != "0" && !wire.IsUpTo(version, h.ResourceVersion):
 		p.unavailable(w, c.Request, fmt.Errorf("%w: the last state here is older than the one that is asked for", reason))
 		return
 	}
@@ -303,7 +303,7 @@ func (p *Proxy) storeList(s *state, c *call, contentType string, list *wire.List
 	if err != nil {
 		return err
 	}
-	if position.ResourceVersion != "" && s.resume(p, c.key) == nil && s.head.List != nil && isUpTo(h.ResourceVersion, s.head.ResourceVersion) {
+	if position.ResourceVersion != "" && s.resume(p, c.key) == nil && s.head.List != nil && wire.IsUpTo(h.ResourceVersion, s.head.ResourceVersion) {
 		return nil // an API server that lags has answered: what is kept is later
 	}
 	*s = state{}

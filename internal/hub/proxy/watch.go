@@ -306,7 +306,7 @@ func (s *stream) fromCache(reason error) bool {
 		s.unavailable(s.w, s.Request, reason)
 		return false
 	}
-	if v := s.position.ResourceVersion; s.version == "" && v != "" && v != "0" && !isUpTo(v, h.ResourceVersion) {
+	if v := s.position.ResourceVersion; s.version == "" && v != "" && v != "0" && !wire.IsUpTo(v, h.ResourceVersion) {
 		s.unavailable(s.w, s.Request, fmt.Errorf("%w: the last state here is older than the one that is asked for", reason))
 		return false
 	}

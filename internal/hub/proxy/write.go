@@ -285,7 +285,7 @@ func checkIdentity(name, uid, version string, object typed) error {
 		return fmt.Errorf("the body has the name %q", name)
 	case uid != "" && uid != string(object.GetUID()):
 		return &conflict{metav1.StatusReasonConflict, fmt.Sprintf("Precondition failed: UID in precondition: %s, UID in object meta: %s", uid, object.GetUID())}
-	case version != "" && version != object.GetResourceVersion() && !isUpTo(object.GetResourceVersion(), version):
+	case version != "" && version != object.GetResourceVersion() && !wire.IsUpTo(object.GetResourceVersion(), version):
 		return &conflict{metav1.StatusReasonConflict, fmt.Sprintf("the object has been modified: its version is %s", object.GetResourceVersion())}
 	default:
 		return nil

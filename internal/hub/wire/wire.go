@@ -28,6 +28,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/watch"
 )
 
@@ -122,6 +123,12 @@ type Meta struct {
 	Namespace, Name      string
 	UID, ResourceVersion string
 	Deleting             bool // deletionTimestamp is set
+}
+
+// IsUpTo reports whether one resource version is not later than another. It is false if one of them is none.
+func IsUpTo(version, other string) bool {
+	order, err := resourceversion.CompareResourceVersion(version, other)
+	return err == nil && order <= 0
 }
 
 var (
