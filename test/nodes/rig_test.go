@@ -253,14 +253,21 @@ func siteOf(node string) string {
 }
 
 // replicas fails the test unless a Deployment of the release has so many ready pods, on different
-// nodes, that have not been restarted.
+// nodes, that have not been restarted. It waits until those that end are gone, because the API server may ask them.
 func (r *rig) replicas(name string, want int) {
 	r.Helper()
-	nodes := map[string]bool{}
-	for _, pod := range r.pods(atoll.Namespace, "") {
-		if pod.Labels["app.kubernetes.io/name"] != name || pod.DeletionTimestamp != nil {
-			continue
+	var pods []corev1.Pod
+	r.eventually("replicas that end are gone", func() error {
+		pods = slices.DeleteFunc(r.pods(atoll.Namespace, ""), func(pod corev1.Pod) bool { return pod.Labels["app.kubernetes.io/name"] != name })
+		for _, pod := range pods {
+			if pod.DeletionTimestamp != nil {
+				return fmt.Errorf("pod %s is being deleted", pod.Name)
+			}
 		}
+		return nil
+	})
+	nodes := map[string]bool{}
+	for _, pod := range pods {
 		nodes[pod.Spec.NodeName] = true
 		for _, s := range pod.Status.ContainerStatuses {
 			if !s.Ready || s.RestartCount > 0 {

@@ -58,13 +58,18 @@ func (r *rig) late() {
 		Replicas: new(int32(5)), Template: pods, Selector: &metav1.LabelSelector{MatchLabels: pods.Labels},
 	}}
 	deployment.Labels[gm.RequiredPropagationPolicyLabel] = policy.Name
+	before := len(r.past())
 	r.create(policy, deployment)
 	r.eventually("the second kube-scheduler places pods", func() error {
 		list := r.pods("default", "late")
+		var others []string
 		for _, pod := range list {
 			if pod.Spec.SchedulerName != atoll.Scheduler {
-				r.Fatalf("pod %s is one of %s", pod.Name, pod.Spec.SchedulerName)
+				others = append(others, pod.Name+" of "+pod.Spec.SchedulerName)
 			}
+		}
+		if past := r.past()[before:]; len(others) > len(past) {
+			r.Fatalf("the API server let %q past the webhook, and there are %q", past, others)
 		}
 		return r.divided(list)
 	})
