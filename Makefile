@@ -177,7 +177,7 @@ e2e: devcluster-bin $(GOTESTSUM) ## Run the end-to-end tests on real control pla
 .PHONY: e2e-nodes
 e2e-nodes: devcluster-bin $(GOTESTSUM) ## Run the end-to-end tests on real nodes, where they can run: Linux, root, TUN devices, a C compiler.
 	@mkdir -p dist/test
-	cd test && $(call gotest,e2e-nodes) $(QUICK) $(UNCACHED) -timeout 30m $(TESTFLAGS) ./nodes
+	cd test && $(call gotest,e2e-nodes) $(QUICK) $(UNCACHED) -parallel 3 -timeout 30m $(TESTFLAGS) ./nodes
 
 .PHONY: attack
 attack: devcluster-bin ## Attack the ports of an atoll-manager in a cluster on this machine, over the loopback network only: some minutes.

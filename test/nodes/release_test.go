@@ -25,6 +25,7 @@ func groups(file string) string { return filepath.Join("..", "..", "examples", "
 // and removed. While it changes, pods are created all the time. Then the example and other
 // workloads meet what happens to nodes.
 func TestTheChartOnRealNodes(t *testing.T) {
+	t.Parallel() // much of its time it waits, as the tests of a hub do
 	r := newRig(t)
 	for site := range sites {
 		r.registry(site)
