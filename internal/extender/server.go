@@ -34,6 +34,6 @@ func NewServer(address string, config *tls.Config, handler http.Handler, log log
 		Name: Port, Address: address, TLS: config, Handler: bounded.Bodies(Port, maxBodies, handler),
 		Connections: maxConnections, Streams: callsAtOnce,
 		RequestTime: 30 * time.Second, ResponseTime: time.Minute,
-		Log: log,
+		Linger: time.Second, Log: log,
 	}
 }

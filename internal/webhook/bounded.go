@@ -86,7 +86,7 @@ type Server struct {
 func NewServer(address string, config *tls.Config, logger logr.Logger) *Server {
 	return &Server{
 		Server:  webhook.NewServer(webhook.Options{}),
-		port:    bounded.Port{Name: Port, Address: address, TLS: config, Connections: maxConnections, RequestTime: requestTime, ResponseTime: responseTime, Log: logger},
+		port:    bounded.Port{Name: Port, Address: address, TLS: config, Connections: maxConnections, RequestTime: requestTime, ResponseTime: responseTime, Linger: time.Second, Log: logger},
 		bodies:  bounded.NewShares(maxBodies),
 		decoded: bounded.NewShares(maxDecoded),
 		turns:   bounded.SharedTurns(),

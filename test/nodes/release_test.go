@@ -57,7 +57,7 @@ func TestTheChartOnRealNodes(t *testing.T) {
 		r.replicas("atoll-manager", 2)
 	})
 	r.part("changed to another form and back", func(r *rig) {
-		since := len(r.past()) // from now on no replica is of the earlier commit, which ended at once
+		since := len(r.past()) // from now on no replica is of the earlier commit, whose replicas end at once
 		isolated := map[string]any{"scheduler": map[string]any{"mode": string(atoll.Isolated)}}
 		r.changes("Isolated", func() error { return now.Upgrade(r.Context(), isolated) })
 		r.replicas("atoll-manager", 2)

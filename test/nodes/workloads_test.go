@@ -64,9 +64,13 @@ func (r *rig) late() {
 		list := r.pods("default", "late")
 		var others []string
 		for _, pod := range list {
-			if pod.Spec.SchedulerName != atoll.Scheduler {
-				others = append(others, pod.Name+" of "+pod.Spec.SchedulerName)
+			if pod.Spec.SchedulerName == atoll.Scheduler {
+				continue
 			}
+			if _, admitted := pod.Annotations[gm.AdmittedAnnotation]; admitted {
+				r.Fatalf("pod %s is one of %s", pod.Name, pod.Spec.SchedulerName)
+			}
+			others = append(others, pod.Name+" of "+pod.Spec.SchedulerName)
 		}
 		if past := r.past()[before:]; len(others) > len(past) {
 			r.Fatalf("the API server let %q past the webhook, and there are %q", past, others)

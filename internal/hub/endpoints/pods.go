@@ -31,10 +31,11 @@ type entry struct {
 	Confirmed bool `json:"confirmed,omitempty"`
 	// Order tells which entry is the oldest.
 	Order uint64 `json:"order"`
-	// version is the newest one of the pod that has been seen since the hub started, "" for none. newest are the
-	// addresses in it, nil if the kubelet has written since.
-	version string
-	newest  []string
+	// version is the newest resourceVersion of the pod that has been seen since the hub started; "" if none.
+	// newest are the addresses in it. before is the version when the kubelet wrote Addresses: it is older than the
+	// write, and so are those before it.
+	version, before string
+	newest          []string
 }
 
 // pods are the addresses of the node's pods, by UID. After a restart of the node without the cloud they
@@ -216,7 +217,7 @@ func (p *pods) written(method, contentType string, body []byte) (changed bool, e
 	if slices.Equal(p.entries[uid].Addresses, addresses) {
 		return false, nil
 	}
-	p.put(uid, entry{Addresses: addresses, version: p.entries[uid].version})
+	p.put(uid, entry{Addresses: addresses, version: p.entries[uid].version, before: p.entries[uid].version})
 	return true, nil
 }
 
@@ -248,15 +249,14 @@ func (p *pods) reads(uid string, addresses []string) {
 	p.read[uid] = addresses
 }
 
-// seen compares with a version of a pod in the cloud. They may come out of order: a list may be read while a watch
-// is behind it, or ahead. changed is true if an address changed, and kept if what is to be kept has.
+// seen compares with a version of a pod in the cloud. A list may be older or newer than the last event of a watch.
+// changed is true if an address changed, and kept if what is to be kept has.
 func (p *pods) seen(uid, version string, addresses []string) (changed, kept bool) {
 	e, is := p.entries[uid]
-	isOld := version != e.version && wire.IsUpTo(version, e.version)
-	if !is || len(addresses) == 0 || isOld && e.newest == nil {
+	if !is || len(addresses) == 0 || wire.IsUpTo(version, e.before) {
 		return false, false
 	}
-	if !isOld {
+	if !wire.IsUpTo(version, e.version) {
 		e.version, e.newest = strings.Clone(version), addresses // the version may be a part of a longer text
 	}
 	if !e.Confirmed && slices.Equal(e.Addresses, addresses) {
@@ -265,7 +265,7 @@ func (p *pods) seen(uid, version string, addresses []string) (changed, kept bool
 	if e.Confirmed && !slices.Equal(e.Addresses, e.newest) { // the kubelet has written this by another way
 		e.Addresses, changed, kept = e.newest, true, true
 	}
-	p.entries[uid] = e
+	p.entries[strings.Clone(uid)] = e // as the version
 	return changed, kept
 }
 

@@ -133,6 +133,13 @@ func TestAddressesOfTheNodesPods(t *testing.T) {
 			check("when a version of before the write has its address", "10.0.0.4", "10.0.0.5")
 			r.seen(format, "11", podWith("web", corev1.PodRunning, "10.0.0.5"))
 			check("when a list is early", "10.0.0.5", "10.0.0.6")
+			// An address comes back. What the hub had seen before is not that write.
+			r.kubelet(cloud, podWith("web", corev1.PodRunning, "10.0.0.7"))
+			r.seen(format, "13", podWith("web", corev1.PodRunning, "10.0.0.7"))
+			r.kubelet(cloud, podWith("web", corev1.PodRunning, "10.0.0.6"))
+			r.seen(format, "13", podWith("web", corev1.PodRunning, "10.0.0.7"))
+			r.seen(format, "12", podWith("web", corev1.PodRunning, "10.0.0.6"))
+			check("when a list has the address of before", "10.0.0.7", "10.0.0.6")
 			// What is no endpoint of that pod stays.
 			if got := r.addressOf("other", discoveryv1.AddressTypeIPv4, "10.0.0.1"); got != "10.0.0.1" {
 				t.Errorf("another pod has the address %s", got)

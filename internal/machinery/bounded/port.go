@@ -17,6 +17,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -71,6 +72,9 @@ type Port struct {
 	// RequestTime bounds the time in which a request must arrive, ResponseTime that until
 	// its response is written; 0 means no bound.
 	RequestTime, ResponseTime time.Duration
+	// Linger is how long a port that ends still serves. Each answer closes its connection meanwhile, so that
+	// clients leave: a request that is sent while its connection is closed would be lost.
+	Linger time.Duration
 	// Log receives the address when the server starts and, at V(2), errors of
 	// connections.
 	Log logr.Logger
@@ -161,7 +165,7 @@ func (p *Port) Server() *http.Server {
 	return server
 }
 
-// Start serves until ctx is done and running requests have ended or shutdownGrace is over.
+// Start serves until ctx is done, Linger is over, and running requests have ended or shutdownGrace is over.
 func (p *Port) Start(ctx context.Context) error {
 	l, err := p.Listen(ctx)
 	if err != nil {
@@ -174,10 +178,20 @@ func (p *Port) Start(ctx context.Context) error {
 func (p *Port) Serve(ctx context.Context, l net.Listener) error {
 	server := p.Server()
 	server.BaseContext = func(net.Listener) context.Context { return context.WithoutCancel(ctx) }
+	var ending atomic.Bool
+	inner := server.Handler
+	server.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if ending.Load() {
+			w.Header().Set("Connection", "close") // in HTTP/2 it becomes a GOAWAY
+		}
+		inner.ServeHTTP(w, r)
+	})
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
 		<-ctx.Done()
+		ending.Store(true)
+		time.Sleep(p.Linger)
 		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownGrace)
 		defer cancel()
 		if server.Shutdown(grace) != nil {

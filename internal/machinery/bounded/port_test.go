@@ -291,6 +291,54 @@ func TestRefusedRequestsEndTheConnection(t *testing.T) {
 	}
 }
 
+// TestAPortThatEndsLosesNoRequest: a client sends one request after the other. When the port ends, an answer closes
+// the connection, and until then, and from new connections, every request is answered.
+func TestAPortThatEndsLosesNoRequest(t *testing.T) {
+	for name, streams := range map[string]int{"HTTP/1.1": 0, "HTTP/2": 4} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := httptest.NewUnstartedServer(nil)
+			server.EnableHTTP2 = streams > 0
+			server.StartTLS()
+			defer server.Close()
+			p := &Port{
+				Name: "test", Address: "127.0.0.1:0", Log: logr.Discard(), TLS: server.TLS, Connections: 16, Streams: streams, Linger: 3 * time.Second,
+				Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.RemoteAddr) }),
+			}
+			l, err := p.Listen(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, end := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- p.Serve(ctx, l) }()
+			from := func() string {
+				t.Helper()
+				response, err := server.Client().Post("https://"+l.Addr().String(), "text/plain", strings.NewReader("x"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer response.Body.Close()
+				text, err := io.ReadAll(response.Body)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return string(text)
+			}
+			first := from()
+			if again := from(); again != first {
+				t.Fatalf("the second request came from %s, and the first from %s", again, first)
+			}
+			end()
+			build.Eventually(t, "another connection is used", func() bool { return from() != first })
+			server.Client().CloseIdleConnections()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 // TestProbesTakeTurns: a client with many probes delays one of another by a turn. None is
 // refused, also if its own address uses up all turns: the replica would be restarted.
 func TestProbesTakeTurns(t *testing.T) {
