@@ -151,8 +151,8 @@ func (c *creation) round(ctx context.Context, kube kubernetes.Interface, i int) 
 	return nil
 }
 
-// past returns the reason of each call of the pod webhook that the API server did without. On a machine that is very
-// busy it has no answer in time.
+// past returns the lines of the API server's log about calls of the pod webhook that failed, and that it did without.
+// On a machine that is very busy it has no answer in time.
 func (r *rig) past() []string {
 	r.Helper()
 	text, err := os.ReadFile(r.LogPath(devcluster.APIServer))
@@ -194,10 +194,11 @@ func (c *creation) stop(r *rig) {
 	for _, wrong := range c.wrong {
 		r.Error(wrong)
 	}
-	if past := r.past(); len(c.past) > len(past) {
+	past := r.past()
+	if len(c.past) > len(past) {
 		r.Errorf("the API server let %q past the webhook, and %q", past, slices.Sorted(maps.Values(c.past)))
 	}
-	r.Logf("%d pods were created, the slowest in %s; %d went past the webhook", c.created, c.longest.Round(time.Millisecond), len(r.past()))
+	r.Logf("%d pods were created, the slowest in %s; %d went past the webhook", c.created, c.longest.Round(time.Millisecond), len(past))
 	r.eventually("pods without a policy run", func() error {
 		running := 0
 		for _, pod := range r.pods(plain, "") {

@@ -253,7 +253,8 @@ func siteOf(node string) string {
 }
 
 // replicas fails the test unless a Deployment of the release has so many ready pods, on different
-// nodes, that have not been restarted. It waits until those that are being deleted are gone, because the API server may ask them.
+// nodes, that have not been restarted. It waits until those that are being deleted are gone, because
+// the API server may ask them.
 func (r *rig) replicas(name string, want int) {
 	r.Helper()
 	var pods []corev1.Pod
