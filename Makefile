@@ -66,7 +66,7 @@ verify: ## Regenerate, then run all checks that need no cluster, two at a time; 
 
 .PHONY: test
 test: $(GOTESTSUM) ## Run all tests, also on real control planes (Go builds them the first time: some minutes).
-	@MAKE='$(MAKE)' hack/test.sh e2e e2e-nodes unit devcluster-test
+	@MAKE='$(MAKE)' hack/test.sh e2e 'e2e-nodes unit' 'devcluster-test e2e-hub'
 	@echo "test: ok"
 
 .PHONY: test-times
@@ -174,6 +174,11 @@ e2e: devcluster-bin $(GOTESTSUM) ## Run the end-to-end tests on real control pla
 	hack/e2e.sh $(CURDIR)/$(GOTESTSUM) $(QUICK) $(UNCACHED) -timeout=60m $(TESTFLAGS)
 
 # Without the race detector: under it each step of Helm takes forty seconds and gigabytes.
+.PHONY: e2e-hub
+e2e-hub: devcluster-bin $(GOTESTSUM) ## Run the tests of the hub on a real control plane, and those of the programs in test/.
+	@mkdir -p dist/test
+	cd test && $(call gotest,e2e-hub) $(QUICK) $(UNCACHED) -timeout 30m $(TESTFLAGS) $$(go list ./... | grep -v -e '/e2e$$' -e '/attack$$' -e '/nodes$$')
+
 .PHONY: e2e-nodes
 e2e-nodes: devcluster-bin $(GOTESTSUM) ## Run the end-to-end tests on real nodes, where they can run: Linux, root, TUN devices, a C compiler.
 	@mkdir -p dist/test

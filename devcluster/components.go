@@ -29,6 +29,11 @@ func (c *Cluster) serverAddress() string { return cmp.Or(c.record.Server, loopba
 
 // component fills in the fields that the records of all components have in common.
 func (c *Cluster) component(name string, args []string, health *healthCheck) processRecord {
+	// On a machine that runs several clusters side by side, processors are scarcer than memory.
+	env := []string{"GOGC=300"}
+	if c.options.LowIdle {
+		env = append(env, "GOMAXPROCS=1")
+	}
 	return processRecord{
 		Name:   name,
 		Kind:   kindComponent,
@@ -37,8 +42,7 @@ func (c *Cluster) component(name string, args []string, health *healthCheck) pro
 		Dir:    c.record.Dir,
 		Log:    c.LogPath(name),
 		Health: health,
-		// On a machine that runs several clusters side by side, processors are scarcer than memory.
-		Env: []string{"GOGC=300"},
+		Env:    env,
 	}
 }
 
@@ -108,6 +112,9 @@ func (c *Cluster) apiServerProcess() (processRecord, error) {
 		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
 		"--proxy-client-cert-file=" + c.pkiPath("front-proxy-client.crt"),
 		"--proxy-client-key-file=" + c.pkiPath("front-proxy-client.key"),
+	}
+	if c.options.LowIdle {
+		args = append(args, "--feature-gates=SizeBasedListCostEstimate=false")
 	}
 	if c.options.AuditLog != AuditOff {
 		policy, err := c.writeAuditPolicy()

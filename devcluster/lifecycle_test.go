@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -81,7 +82,7 @@ func TestClusterLifecycle(t *testing.T) {
 		t.Skip("starts a cluster")
 	}
 	c := startCluster(t, Options{
-		AuditLog: AuditMetadata,
+		AuditLog: AuditMetadata, LowIdle: true,
 		ComponentArgs: map[string][]string{
 			// Kubelets renew their Leases every 10 s.
 			ControllerManager: {"--node-monitor-grace-period=12s", "--node-monitor-period=500ms"},
@@ -108,10 +109,31 @@ func TestClusterLifecycle(t *testing.T) {
 	step("schedulers take another configuration", func(t *testing.T) { testSchedulers(t, c, client) })
 	step("a scheduler that loses its Lease comes back", func(t *testing.T) { testSchedulerThatLosesItsLease(t, c, client) })
 	step("kwok takes its nodes back after a restart", func(t *testing.T) { testKwokRestart(t, c, client) })
+	step("the control plane idles cheaply", func(t *testing.T) { testLowIdle(t, c, client) })
 	step("an extra process obeys the verbs", func(t *testing.T) { testExtraProcess(t, c) })
 	step("attaching gives the same cluster", func(t *testing.T) { testAttach(t, c) })
 	step("the audit log holds the writes", func(t *testing.T) { testAuditLog(t, c) })
 	step("Stop leaves nothing", func(t *testing.T) { testStop(t, c) })
+}
+
+// testLowIdle checks that the option reaches the processes: what they use is not asserted.
+func testLowIdle(t *testing.T, c *Cluster, client kubernetes.Interface) {
+	for _, name := range []string{Etcd, APIServer, ControllerManager, Scheduler, Kwok} {
+		p, err := c.readProcess(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Contains(p.Env, "GOMAXPROCS=1") {
+			t.Errorf("%s has more than one processor: its environment is %q", name, p.Env)
+		}
+	}
+	metrics, err := client.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if off := `kubernetes_feature_enabled{name="SizeBasedListCostEstimate",stage="BETA"} 0`; !strings.Contains(string(metrics), off) {
+		t.Errorf("the API server measures the sizes of lists: its metrics do not contain %s", off)
+	}
 }
 
 func testNodes(t *testing.T, c *Cluster, client kubernetes.Interface) {

@@ -52,6 +52,10 @@ type Options struct {
 	// ComponentArgs are further command line arguments for each component, by its name.
 	// They come last and have priority over the ones that this package sets.
 	ComponentArgs map[string][]string
+	// LowIdle makes the control plane use about half of the processor time while nothing
+	// happens: each process has one processor, and the API server does not measure the sizes
+	// of lists. It is for tests that run many clusters on a few processors, and not for measurements.
+	LowIdle bool
 	// PodStartDelay is the time from binding to Ready of pods on simulated nodes. Zero
 	// means at once.
 	PodStartDelay time.Duration

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the tests of test/ with the given flags of go test, which have the form -flag or
-# -flag=value. Those of e2e run in parts, three at a time, because they wait most of the
+# Runs the tests of test/e2e with the given flags of go test, which have the form -flag or
+# -flag=value; with -run or -skip those of all packages of test/. They run in parts, three at a time, because they wait most of the
 # time. A part has the tests that share a cluster, so that the cluster is started once,
 # and no other, because a cluster that waits for its next test takes a tenth of a core.
 #
@@ -55,16 +55,10 @@ trap 'rm -rf "$programs"' EXIT
 go test -c "$@" -o "$programs/e2e.test" ./e2e
 parts >"$programs/parts"
 
-# part <name> <flag of go test>... runs the tests of a part, or those of all other packages.
+# part <name> <flag of go test>... runs the tests of a part.
 part() {
 	local name=$1
 	shift
-	if [ "$name" = others ]; then
-		# make attack runs ./attack, and make e2e-nodes ./nodes.
-		# shellcheck disable=SC2046 # one argument for each package
-		run e2e-others -- "$@" $(go list ./... | grep -v -e '/e2e$' -e '/attack$' -e '/nodes$')
-		return
-	fi
 	local tests flag flags=()
 	tests=$(awk -v part="$name" '$2 == part { print $1 }' "$programs/parts" | paste -sd '|' -)
 	for flag in "$@"; do
@@ -83,5 +77,5 @@ export gotestsum logs programs
 # The longest first; and last, when the machine has less load, the tests that create
 # hundreds of pods while processes are killed. Four at a time take all of two cores, and on
 # a slow machine simulated nodes then miss their leases.
-printf '%s\n' forms gangs common capacity faults own isolated others pairs capacity-faults |
+printf '%s\n' forms gangs common capacity faults own isolated pairs capacity-faults |
 	xargs -P 3 -I '{}' bash -euo pipefail -c 'part "$@"' part '{}' "$@"

@@ -206,7 +206,7 @@ func argsFor(o atoll.Options) map[string][]string {
 func newEnvironment(ctx context.Context, o atoll.Options, relayed bool) (e environment, done func() error, err error) {
 	done = func() error { return nil }
 	e.cluster, err = devcluster.Start(ctx, devcluster.Options{
-		PodStartDelay: 300 * time.Millisecond, AuditLog: devcluster.AuditMetadata,
+		LowIdle: true, PodStartDelay: 300 * time.Millisecond, AuditLog: devcluster.AuditMetadata,
 		KeepDir: os.Getenv("KEEP") != "", Log: os.Stderr, ComponentArgs: argsFor(o),
 	})
 	if err != nil {

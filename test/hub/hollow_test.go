@@ -49,7 +49,7 @@ func (r *hollowRig) admin() *rig {
 // way to the API server than a hub.
 func TestHollowKubeletsBehindHubs(t *testing.T) {
 	t.Parallel()
-	c := startCluster(t, devcluster.Options{ComponentArgs: map[string][]string{
+	c := startCluster(t, devcluster.Options{LowIdle: true, ComponentArgs: map[string][]string{
 		devcluster.ControllerManager: {"--node-monitor-grace-period=25s", "--node-monitor-period=1s"}, // Leases are renewed every 10 s
 	}})
 	if _, err := atoll.Install(t.Context(), c, atoll.Options{Log: os.Stderr}); err != nil {

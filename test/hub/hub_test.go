@@ -72,7 +72,7 @@ func TestHub(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, startCluster(t, devcluster.Options{}), nodeName)
+			r := newRig(t, startCluster(t, devcluster.Options{LowIdle: true}), nodeName)
 			r.objects()
 			r.serviceAccount("reader", "view")
 			r.serviceAccount("stranger", "")

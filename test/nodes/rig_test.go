@@ -81,7 +81,7 @@ func startRig(t *testing.T, args map[string][]string) *rig {
 	if err := devcluster.RealNodesMissing(); err != nil {
 		t.Skip(err)
 	}
-	c, err := devcluster.Start(t.Context(), devcluster.Options{RealNodes: true, Log: os.Stderr, ComponentArgs: args})
+	c, err := devcluster.Start(t.Context(), devcluster.Options{LowIdle: true, RealNodes: true, Log: os.Stderr, ComponentArgs: args})
 	if err != nil {
 		t.Fatal(err)
 	}
