@@ -74,8 +74,9 @@ part() {
 export -f run part
 export gotestsum logs programs
 
-# The longest first; and last, when the machine has less load, the tests that create
-# hundreds of pods while processes are killed. Four at a time take all of two cores, and on
-# a slow machine simulated nodes then miss their leases.
-printf '%s\n' forms gangs common capacity faults own isolated pairs capacity-faults |
+# The order lets all three end at about the same time (make test-times). Last, when the
+# machine has less load, come the tests that create hundreds of pods while processes are
+# killed. Four at a time take all of two cores, and on a slow machine simulated nodes then
+# miss their leases.
+printf '%s\n' gangs common forms own faults capacity isolated pairs capacity-faults |
 	xargs -P 3 -I '{}' bash -euo pipefail -c 'part "$@"' part '{}' "$@"

@@ -13,7 +13,7 @@ import (
 )
 
 // kills is how often TestFaultReplicasKilledUnderCreations kills a replica.
-var kills = flag.Int("kills", 30, "replicas killed in TestFaultReplicasKilledUnderCreations")
+var kills = flag.Int("kills", 12, "replicas killed in TestFaultReplicasKilledUnderCreations")
 
 // TestFaultReplicasKilledUnderCreations is F1: 64 pods are created concurrently, again
 // and again, and each time one replica of the webhook after the other is killed

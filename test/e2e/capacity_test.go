@@ -248,7 +248,7 @@ func TestCapacityCountChanges(t *testing.T) {
 }
 
 // bursts is how often TestCapacityBurst creates 500 pods.
-var bursts = flag.Int("bursts", 4, "bursts of 500 pods in TestCapacityBurst")
+var bursts = flag.Int("bursts", 2, "bursts of 500 pods in TestCapacityBurst")
 
 // TestCapacityBurst is scenario 1, as often as -bursts says: 500 pods are created at once
 // through three replicas, and exactly 50 are on-demand. At most as many pods are moved as

@@ -164,10 +164,10 @@ func (c *lateCluster) fixture(t *testing.T) *fixture {
 var common lateCluster
 
 // isolated is a cluster in which a second kube-scheduler calls the extender, and plain
-// one in which the only kube-scheduler does. In plain a restarted manager leads within
+// one in which the only kube-scheduler does. In both a restarted manager leads within
 // seconds.
 var (
-	isolated = lateCluster{options: atoll.Options{Form: atoll.Isolated}}
+	isolated = lateCluster{options: atoll.Options{Form: atoll.Isolated, ManagerArgs: []string{"--leader-elect-lease-duration=4s"}}}
 	plain    = lateCluster{options: atoll.Options{Form: atoll.Plain, ManagerArgs: []string{"--leader-elect-lease-duration=4s"}}}
 )
 

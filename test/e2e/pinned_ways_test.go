@@ -48,6 +48,8 @@ func TestPodsThatAreRefusedAfterTheyGotTheirGroup(t *testing.T) {
 	if err := f.client.Delete(f.ctx, quota); err != nil {
 		t.Fatal(err)
 	}
+	// An edit wakes the ReplicaSet controller, which otherwise waits ever longer after refusals.
+	f.annotate("app", map[string]any{"quota": "gone"})
 	f.settled("app", map[string]int{"quota-a": 4, "quota-b": 4})
 	f.eventually(patience, "no seat stays reserved for a pod that is never created", func() error {
 		if n := f.metric("atoll_seats_held", `state="reserved"`); n != 0 {

@@ -163,6 +163,7 @@ func TestAnOverrideThatAdmissionOfPodsRefusesLosesNoPod(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			f := newFixture(t)
 			group := "trial-" + name
 			f.group(group, 1)
