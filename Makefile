@@ -66,7 +66,7 @@ verify: ## Regenerate, then run all checks that need no cluster, two at a time; 
 
 .PHONY: test
 test: $(GOTESTSUM) ## Run all tests, also on real control planes (Go builds them the first time: some minutes).
-	@MAKE='$(MAKE)' hack/test.sh e2e 'e2e-nodes unit' 'devcluster-test e2e-hub'
+	@MAKE='$(MAKE)' hack/test.sh e2e e2e-nodes devcluster-test e2e-hub unit
 	@echo "test: ok"
 
 .PHONY: test-times

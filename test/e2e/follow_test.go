@@ -151,19 +151,43 @@ func (w *podWatch) stopAfter(app string) {
 	})
 }
 
+// leavers are the pods that were seen leaving. Those that left already when the watch
+// began have the value false.
+type leavers map[types.UID]bool
+
+// see notes an event of a pod, and reports whether the pod leaves.
+func (l leavers) see(kind watch.EventType, pod *corev1.Pod) bool {
+	if kind != watch.Deleted && pod.DeletionTimestamp == nil {
+		return false
+	}
+	if _, known := l[pod.UID]; !known {
+		l[pod.UID] = kind != watch.Added
+	}
+	return true
+}
+
+// count returns the number of pods that have left since the watch began.
+func (l leavers) count() int {
+	n := 0
+	for _, since := range l {
+		if since {
+			n++
+		}
+	}
+	return n
+}
+
 // watchDeletions counts a workload's pods that are deleted or start to terminate
 // from now on, until the returned function is called.
 func (f *fixture) watchDeletions(app string) func() int {
 	f.Helper()
-	gone := map[types.UID]bool{}
+	gone := leavers{}
 	w := f.watchPods(metav1.ListOptions{LabelSelector: "app=" + app}, func(kind watch.EventType, pod *corev1.Pod) {
-		if kind == watch.Deleted || pod.DeletionTimestamp != nil {
-			gone[pod.UID] = true
-		}
+		gone.see(kind, pod)
 	})
 	return func() int {
 		w.stopAfter(app)
-		return len(gone)
+		return gone.count()
 	}
 }
 
@@ -171,14 +195,10 @@ func (f *fixture) watchDeletions(app string) func() int {
 // which returns the smallest number of available pods and the number of deleted pods.
 func (f *fixture) watchAvailability(app string, replicas int) func() (worst, deleted int) {
 	f.Helper()
-	available, gone := map[types.UID]bool{}, map[types.UID]bool{}
+	available, gone := map[types.UID]bool{}, leavers{}
 	worst, complete := replicas, false
 	w := f.watchPods(metav1.ListOptions{LabelSelector: "app=" + app}, func(kind watch.EventType, pod *corev1.Pod) {
-		leaving := kind == watch.Deleted || pod.DeletionTimestamp != nil
-		if leaving {
-			gone[pod.UID] = true
-		}
-		available[pod.UID] = !leaving && podReady(pod)
+		available[pod.UID] = !gone.see(kind, pod) && podReady(pod)
 		n := 0
 		for _, is := range available {
 			if is {
@@ -192,7 +212,7 @@ func (f *fixture) watchAvailability(app string, replicas int) func() (worst, del
 	})
 	return func() (int, int) {
 		w.stopAfter(app)
-		return worst, len(gone)
+		return worst, gone.count()
 	}
 }
 
