@@ -173,12 +173,12 @@ devcluster-test: devcluster-bin $(GOTESTSUM) ## Run the tests of the devcluster.
 e2e: devcluster-bin $(GOTESTSUM) ## Run the end-to-end tests on real control planes.
 	hack/e2e.sh $(CURDIR)/$(GOTESTSUM) $(QUICK) $(UNCACHED) -timeout=60m $(TESTFLAGS)
 
-# Without the race detector: under it each step of Helm takes forty seconds and gigabytes.
 .PHONY: e2e-hub
-e2e-hub: devcluster-bin $(GOTESTSUM) ## Run the tests of the hub on a real control plane, and those of the programs in test/.
+e2e-hub: devcluster-bin $(GOTESTSUM) ## Run the tests of the hub on a real control plane, and those of all else in test/.
 	@mkdir -p dist/test
 	cd test && $(call gotest,e2e-hub) $(QUICK) $(UNCACHED) -timeout 30m $(TESTFLAGS) $$(go list ./... | grep -v -e '/e2e$$' -e '/attack$$' -e '/nodes$$')
 
+# Without the race detector: under it each step of Helm takes forty seconds and gigabytes.
 .PHONY: e2e-nodes
 e2e-nodes: devcluster-bin $(GOTESTSUM) ## Run the end-to-end tests on real nodes, where they can run: Linux, root, TUN devices, a C compiler.
 	@mkdir -p dist/test

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Runs the tests of test/e2e with the given flags of go test, which have the form -flag or
-# -flag=value; with -run or -skip those of all packages of test/. They run in parts, three at
-# a time, because they wait most of the time. A part has the tests that share a cluster, so
-# that the cluster is started once, and no other, because a cluster that waits for its next
-# test takes a tenth of a core.
+# -flag=value. Unless -run or -skip chooses some of them, they run in parts, three at a time,
+# because they wait most of the time. A part has the tests that share a cluster, so that the
+# cluster is started once, and no other, because a cluster that waits for its next test takes
+# a tenth of a core.
 #
 #   hack/e2e.sh <gotestsum> <flag of go test>...
 set -euo pipefail
@@ -23,7 +23,7 @@ run() {
 
 case " $* " in
 *" -run"* | *" -skip"* | *" --run"* | *" --skip"*)
-	run e2e -- "$@" ./...
+	run e2e -- "$@" ./e2e
 	exit
 	;;
 esac

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Makes the first of the given targets, and then the others, two at a time, because tests
 # on clusters wait much of their time. A target that fails keeps no other from being made.
-# What one of the others prints is shown when it has ended.
-# At the end it prints the result and the duration of each target, and fails if one of
-# them failed.
+# The output of each of the others is shown when that target has ended.
+# At the end it prints the result and the duration of each target, and fails unless all of
+# them have passed.
 #
 #   hack/test.sh <target>...
 set -uo pipefail
@@ -20,9 +20,11 @@ run() {
 }
 
 # aside runs a command in the background, in a process group of its own that ends with this
-# script.
+# script. A group that has ended by itself is no longer in asides: its number may be
+# another's by now.
 asides=()
 trap 'for group in "${asides[@]}"; do kill -- "-$group" 2>/dev/null; done' EXIT
+trap 'trap "" INT TERM; exit 1' INT TERM # a second signal must not end what ends the groups
 aside() {
 	set -m
 	"$@" </dev/null &
@@ -30,28 +32,34 @@ aside() {
 	set +m
 }
 
-# While the first target waits, and with the least priority, the tests of the others are compiled.
+# While the first target waits, and with the least priority, tests that need the race
+# detector are compiled.
 aside nice -n 19 "${MAKE:-make}" --no-print-directory race-build >dist/test/race-build 2>&1
 echo "=== make $1"
-run "$1"
-shift
+aside run "$1"
+wait "${asides[1]}"
 kill -0 "${asides[0]}" 2>/dev/null && echo "=== compiling the tests"
 wait "${asides[0]}" # what does not compile is an error of its target too
+asides=()
 
-# worker makes targets that nobody has begun yet.
+# worker makes those of its targets that no other worker has begun.
 worker() {
 	local target
 	for target in "$@"; do
 		mkdir "dist/test/$target" 2>/dev/null || continue
 		echo "=== make $target has begun"
 		run "$target" >"dist/test/$target/log" 2>&1
+		until mkdir dist/test/printing 2>/dev/null; do sleep 0.1; done
 		echo "=== make $target"
 		cat "dist/test/$target/log"
+		rmdir dist/test/printing
 	done
 }
-aside worker "$@"
-aside worker "$@"
+targets=("$@")
+aside worker "${@:2}"
+aside worker "${@:2}"
 wait
+asides=()
 
 # count <action> counts the tests with this result, without their subtests.
 count() {
@@ -60,4 +68,8 @@ count() {
 echo "=== parts of make test"
 cat dist/test/parts
 echo "$(count pass) passed, $(count fail) failed, $(count skip) skipped"
-! grep -q ' FAILED ' dist/test/parts
+failed=0
+for target in "${targets[@]}"; do
+	grep -q "^$target  *passed " dist/test/parts || { echo "$target has not passed" && failed=1; }
+done
+exit "$failed"

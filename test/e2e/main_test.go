@@ -167,7 +167,7 @@ var common lateCluster
 // one in which the only kube-scheduler does. In both a restarted manager leads within
 // seconds.
 var (
-	isolated = lateCluster{options: atoll.Options{Form: atoll.Isolated, ManagerArgs: []string{"--leader-elect-lease-duration=4s"}}}
+	isolated = lateCluster{options: atoll.Options{Form: atoll.Isolated, ManagerArgs: []string{"--leader-elect-lease-duration=8s"}}}
 	plain    = lateCluster{options: atoll.Options{Form: atoll.Plain, ManagerArgs: []string{"--leader-elect-lease-duration=4s"}}}
 )
 
