@@ -174,7 +174,7 @@ e2e: devcluster-bin $(GOTESTSUM) ## Run the end-to-end tests on real control pla
 	hack/e2e.sh $(CURDIR)/$(GOTESTSUM) $(QUICK) $(UNCACHED) -timeout=60m $(TESTFLAGS)
 
 .PHONY: e2e-hub
-e2e-hub: devcluster-bin $(GOTESTSUM) ## Run the tests of the hub on a real control plane, and those of all else in test/.
+e2e-hub: devcluster-bin $(GOTESTSUM) ## Run the tests of the hub on a real control plane, and those of the programs and helpers in test/.
 	@mkdir -p dist/test
 	cd test && $(call gotest,e2e-hub) $(QUICK) $(UNCACHED) -timeout 30m $(TESTFLAGS) $$(go list ./... | grep -v -e '/e2e$$' -e '/attack$$' -e '/nodes$$')
 

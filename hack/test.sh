@@ -23,7 +23,7 @@ run() {
 # script. A group that has ended by itself is no longer in asides: its number may be
 # another's by now.
 asides=()
-trap 'for group in "${asides[@]}"; do kill -- "-$group" 2>/dev/null; done' EXIT
+trap 'for group in ${asides[@]+"${asides[@]}"}; do kill -- "-$group" 2>/dev/null; done' EXIT
 trap 'trap "" INT TERM; exit 1' INT TERM # a second signal must not end what ends the groups
 aside() {
 	set -m
@@ -49,7 +49,7 @@ worker() {
 		mkdir "dist/test/$target" 2>/dev/null || continue
 		echo "=== make $target has begun"
 		run "$target" >"dist/test/$target/log" 2>&1
-		until mkdir dist/test/printing 2>/dev/null; do sleep 0.1; done
+		until mkdir dist/test/printing 2>/dev/null || [ ! -d dist/test ]; do sleep 0.1; done
 		echo "=== make $target"
 		cat "dist/test/$target/log"
 		rmdir dist/test/printing

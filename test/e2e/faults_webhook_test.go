@@ -22,8 +22,9 @@ type creation struct {
 	// Mutated reports that Atoll's webhook changed the pod, Bypassed that it did not
 	// answer and failed open.
 	Mutated, Bypassed bool
-	Received          time.Time
-	Took              time.Duration
+	// Received is when the API server had the request, and Took how long it took.
+	Received time.Time
+	Took     time.Duration
 }
 
 // creations returns the creations of pods in the test's namespace since a time, with a
