@@ -19,6 +19,9 @@ RACE ?= $(shell unset CGO_ENABLED; if [ "$$(go env CGO_ENABLED)" = 1 ] && comman
 race-env = $(if $(RACE),CGO_ENABLED=1)
 # More flags for go test: make test TESTFLAGS='-run TestWalls -v'.
 TESTFLAGS ?=
+# The flag that leaves the tests of internal/testing/tier to make test-all. make test sets it
+# for its parts; make e2e SHORT=-short runs the part as make test does.
+SHORT ?=
 # Lint has vet's checks. Without tables for debuggers, tests are linked faster.
 QUICK := -vet=off -ldflags=-w
 # go test caches results by the files of a module. Some tests read the chart or build
@@ -61,16 +64,24 @@ help: ## Show this list.
 
 .PHONY: verify
 verify: ## Regenerate, then run all checks that need no cluster, two at a time; CI runs this first.
-	@$(MAKE) --no-print-directory -j2 lint check-generated fmt tidy chart
+	@$(MAKE) --no-print-directory -j2 lint check-generated fmt paths tidy chart
 	@echo "verify: ok"
 
+# The parts of both tiers, in the order in which they begin.
+PARTS := e2e e2e-nodes devcluster-test e2e-hub unit
+
 .PHONY: test
-test: $(GOTESTSUM) ## Run all tests, also on real control planes (Go builds them the first time: some minutes).
-	@MAKE='$(MAKE)' hack/test.sh e2e e2e-nodes devcluster-test e2e-hub unit
+test: $(GOTESTSUM) ## Run the tests that prove each promise, also on real control planes (Go builds them the first time: some minutes); CI runs this.
+	@MAKE='$(MAKE)' SHORT=-short hack/test.sh $(PARTS)
 	@echo "test: ok"
 
+.PHONY: test-all
+test-all: $(GOTESTSUM) ## Run all tests, and print one line of result with the commit and the machine.
+	@MAKE='$(MAKE)' SHORT= hack/test.sh $(PARTS)
+	@echo "test-all: ok"
+
 .PHONY: test-times
-test-times: $(GOTESTSUM) ## Print which tests of the last make test took longest.
+test-times: $(GOTESTSUM) ## Print which tests of the last make test or make test-all took longest.
 	@hack/test-times.sh $(CURDIR)/$(GOTESTSUM)
 
 .PHONY: mutate
@@ -132,6 +143,11 @@ fmt: ## Fail if a Go file is not formatted.
 	@unformatted=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go' | while read -r file; do [ ! -e "$$file" ] || echo "$$file"; done)); \
 	if [ -n "$$unformatted" ]; then echo "gofmt -w these:"; echo "$$unformatted"; exit 1; fi
 
+.PHONY: paths
+paths: ## Fail if a file has a path of somebody's machine: a home directory is ~.
+	@if git grep --untracked -nIE '(^|[^A-Za-z0-9._~-])/(root|home|Users)/' -- . ':!Makefile'; then \
+		echo "these are paths of a machine: write ~ for the home directory"; exit 1; fi
+
 .PHONY: lint
 lint: $(GOLANGCI_LINT) ## Run golangci-lint on every module.
 	@for module in $(CODE_MODULES); do \
@@ -149,12 +165,12 @@ chart: ## Lint the Helm chart, render it and decode the result strictly.
 image-check: ## Build the image and run its programs from its content, in an empty file system (Linux).
 	hack/image-check.sh
 
-##@ Parts of test
+##@ Parts of test and test-all
 
 .PHONY: unit
 unit: $(GOTESTSUM) ## Run the tests of the root module.
 	@mkdir -p dist/test
-	$(race-env) $(call gotest,unit) $(QUICK) $(RACE) -timeout 15m $(TESTFLAGS) ./...
+	$(race-env) $(call gotest,unit) $(QUICK) $(RACE) -timeout 15m $(SHORT) $(TESTFLAGS) ./...
 
 .PHONY: race-build
 race-build: ## Compile, but do not link, the tests of unit and devcluster-test.
@@ -167,22 +183,22 @@ devcluster-bin: ## Build the programs of the devcluster, with progress; needed o
 .PHONY: devcluster-test
 devcluster-test: devcluster-bin $(GOTESTSUM) ## Run the tests of the devcluster.
 	@mkdir -p dist/test
-	cd devcluster && $(race-env) $(call gotest,devcluster) $(QUICK) $(RACE) $(UNCACHED) -timeout 30m $(TESTFLAGS) ./...
+	cd devcluster && $(race-env) $(call gotest,devcluster) $(QUICK) $(RACE) $(UNCACHED) -timeout 30m $(SHORT) $(TESTFLAGS) ./...
 
 .PHONY: e2e
 e2e: devcluster-bin $(GOTESTSUM) ## Run the end-to-end tests on real control planes.
-	hack/e2e.sh $(CURDIR)/$(GOTESTSUM) $(QUICK) $(UNCACHED) -timeout=60m $(TESTFLAGS)
+	hack/e2e.sh $(CURDIR)/$(GOTESTSUM) $(QUICK) $(UNCACHED) -timeout=60m $(SHORT) $(TESTFLAGS)
 
 .PHONY: e2e-hub
 e2e-hub: devcluster-bin $(GOTESTSUM) ## Run the tests of the hub on a real control plane, and those of the programs and helpers in test/.
 	@mkdir -p dist/test
-	cd test && $(call gotest,e2e-hub) $(QUICK) $(UNCACHED) -timeout 30m $(TESTFLAGS) $$(go list ./... | grep -v -e '/e2e$$' -e '/attack$$' -e '/nodes$$')
+	cd test && $(call gotest,e2e-hub) $(QUICK) $(UNCACHED) -timeout 30m $(SHORT) $(TESTFLAGS) $$(go list ./... | grep -v -e '/e2e$$' -e '/attack$$' -e '/nodes$$')
 
 # Without the race detector: under it each step of Helm takes forty seconds and gigabytes.
 .PHONY: e2e-nodes
 e2e-nodes: devcluster-bin $(GOTESTSUM) ## Run the end-to-end tests on real nodes, where they can run: Linux, root, TUN devices, a C compiler.
 	@mkdir -p dist/test
-	cd test && $(call gotest,e2e-nodes) $(QUICK) $(UNCACHED) -parallel 3 -timeout 30m $(TESTFLAGS) ./nodes
+	cd test && $(call gotest,e2e-nodes) $(QUICK) $(UNCACHED) -parallel 3 -timeout 30m $(SHORT) $(TESTFLAGS) ./nodes
 
 .PHONY: attack
 attack: devcluster-bin ## Attack the ports of an atoll-manager in a cluster on this machine, over the loopback network only: some minutes.

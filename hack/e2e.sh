@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Runs the tests of test/e2e with the given flags of go test, which have the form -flag or
-# -flag=value. Unless -run or -skip chooses some of them, they run in parts, three at a time,
-# because they wait most of the time. A part has the tests that share a cluster, so that the
-# cluster is started once, and no other, because a cluster that waits for its next test takes
-# a tenth of a core.
+# -flag=value. Unless -run or -skip chooses some of them, they run in the parts that
+# test/e2e/parts.txt lists, three at a time, because they wait most of the time. A part has
+# the tests that share a cluster, so that the cluster is started once, and no other, because
+# a cluster that waits for its next test takes a tenth of a core.
 #
 #   hack/e2e.sh <gotestsum> <flag of go test>...
 set -euo pipefail
@@ -28,40 +28,27 @@ case " $* " in
 	;;
 esac
 
-# parts prints each test of e2e with the name of its part: the first whose fixture it
-# uses. Those without one use the common cluster.
-parts() {
-	awk '
-		function is(part, pattern) { if (test != "" && part_of[test] == "" && $0 ~ pattern) part_of[test] = part }
-		/^func / { test = "" }
-		/^func Test.*testing[.]T/ { test = $2; sub(/\(.*/, "", test); part_of[test] = "" }
-		{
-			is("forms", "in(EachForm|BothWays)[(]t|plain[.]fixture")
-			is(test ~ /^TestFault/ ? "capacity-faults" : "capacity", "trio[.]fixture")
-			is("gangs", "gangs[(]t|ganged[.]fixture|Gangs: true")
-			is("pairs", "range pairs|pairs\\[")
-			is("faults", "newFaultyFixture")
-			is("isolated", "isolated[.]fixture")
-			is("own", "newFixtureOfItsOwn")
-		}
-		END { for (test in part_of) print test, part_of[test] == "" ? "common" : part_of[test] }
-	' e2e/*_test.go
-}
-
 # The programs are built once, and not by each part.
 echo "building atoll-manager and the tests"
 (cd .. && CGO_ENABLED=0 go build -o /dev/null ./cmd/atoll-manager)
 programs=$(mktemp -d)
 trap 'rm -rf "$programs"' EXIT
 go test -c "$@" -o "$programs/e2e.test" ./e2e
-parts >"$programs/parts"
+
+# listed prints the parts and their tests.
+listed() { grep -v '^#' e2e/parts.txt; }
+if ! difference=$(diff <(listed | awk '{ print $2 }' | sort) <(cd e2e && "$programs/e2e.test" -test.list . | sort)); then
+	echo "test/e2e/parts.txt must list each test of test/e2e once (< only there, > missing there):" >&2
+	grep '^[<>]' <<<"$difference" >&2
+	exit 1
+fi
 
 # part <name> <flag of go test>... runs the tests of a part.
 part() {
 	local name=$1
 	shift
 	local tests flag flags=()
-	tests=$(awk -v part="$name" '$2 == part { print $1 }' "$programs/parts" | paste -sd '|' -)
+	tests=$(listed | awk -v part="$name" '$1 == part { print $2 }' | paste -sd '|' -)
 	for flag in "$@"; do
 		case $flag in
 		-race | -tags=* | -cover* | -vet=* | -ldflags=*) ;; # built in
@@ -72,12 +59,9 @@ part() {
 	run "e2e-$name" --raw-command -- go tool test2json -t -p e2e \
 		"$programs/e2e.test" -test.v=test2json "${flags[@]}" -test.run "^($tests)\$"
 }
-export -f run part
+export -f run listed part
 export gotestsum logs programs
 
-# The order lets all three end at about the same time (make test-times). Last, when the
-# machine has less load, come the tests that create hundreds of pods while processes are
-# killed. Four at a time take all of two cores, and on a slow machine simulated nodes then
-# miss their leases.
-printf '%s\n' gangs common forms own faults capacity isolated pairs capacity-faults |
+# The parts begin in the order of the list.
+listed | awk '!seen[$1]++ { print $1 }' |
 	xargs -P 3 -I '{}' bash -euo pipefail -c 'part "$@"' part '{}' "$@"

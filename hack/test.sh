@@ -3,7 +3,8 @@
 # on clusters wait much of their time. A target that fails keeps no other from being made.
 # The output of each of the others is shown when that target has ended.
 # At the end it prints the result and the duration of each target, and fails unless all of
-# them have passed.
+# them have passed. Without SHORT=-short, which is make test, it also prints one line of
+# result with the commit and the machine, and keeps it in dist/test/result.
 #
 #   hack/test.sh <target>...
 set -uo pipefail
@@ -65,11 +66,27 @@ asides=()
 count() {
 	cat dist/test/*.json 2>/dev/null | grep -cE "\"Action\":\"$1\".*\"Test\":\"[^/\"]+\"" || true
 }
-echo "=== parts of make test"
+result="$(count pass) passed, $(count fail) failed, $(count skip) skipped"
+echo "=== parts"
 cat dist/test/parts
-echo "$(count pass) passed, $(count fail) failed, $(count skip) skipped"
+echo "$result"
 failed=0
 for target in "${targets[@]}"; do
 	grep -q "^$target  *passed " dist/test/parts || { echo "$target has not passed" && failed=1; }
 done
+
+# machine prints how many processors there are, of which model, and how much memory.
+machine() {
+	case $(uname) in
+	Linux) awk -F ': *' '/^model name/ { n++; model = $2 } END { printf "%d CPUs (%s)", n, model }' /proc/cpuinfo && awk '/^MemTotal/ { printf ", %.0f GiB", $2 / 1048576 }' /proc/meminfo ;;
+	Darwin) printf '%d CPUs (%s), %d GiB' "$(sysctl -n hw.ncpu)" "$(sysctl -n machdep.cpu.brand_string)" "$(($(sysctl -n hw.memsize) >> 30))" ;;
+	esac
+}
+if [ -z "${SHORT:-}" ]; then
+	changed=
+	[ -z "$(git --no-optional-locks status --porcelain)" ] || changed=" with changes"
+	[ "$failed" = 0 ] || result="FAILED, $result"
+	echo "make test-all of $(git rev-parse --short HEAD)$changed: $result, $((SECONDS / 60)) min; $(machine), $(go env GOVERSION GOOS GOARCH | paste -sd ' ' -)" |
+		tee dist/test/result
+fi
 exit "$failed"

@@ -9,12 +9,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // TestPodsThatWentPastTheWebhookAreCounted: pods are created while no replica answers,
 // and the next replica that starts counts them. Pods without a policy and pods that pass
 // the webhook are not counted.
 func TestPodsThatWentPastTheWebhookAreCounted(t *testing.T) {
+	tier.All(t, "waits for the Lease of a killed leader, and for evictions: 1.5 min")
 	f := newFixture(t)
 	f.group("past", 2)
 	f.create(weights("policy", "past", 1))
@@ -58,6 +60,7 @@ func TestPodsThatWentPastTheWebhookAreCounted(t *testing.T) {
 // otherwise they run where they are placed. The division is exact when the webhook is
 // back.
 func TestALostWebhookLosesNoPod(t *testing.T) {
+	tier.All(t, "waits for evictions, in two forms: 1.5 min; TestCapacityWithoutAWebhook is quicker")
 	inBothWays(t, func(_ *testing.T, f *fixture) {
 		f.group("lost-a", 1)
 		f.group("lost-b", 1)

@@ -28,12 +28,14 @@ import (
 
 	capacity "github.com/atoll-k8s/atoll/api/capacity/v1alpha1"
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // TestCapacityDrain is scenario 14: a PodDisruptionBudget blocks a drain for a minute.
 // Pods whose eviction is refused still count, so that none is created in their place;
 // when they may leave, their successors are on-demand.
 func TestCapacityDrain(t *testing.T) {
+	tier.All(t, "waits until nodes are drained one after the other: 1.5 min")
 	f := trio.fixture(t)
 	f.classes(2, 1)
 	f.create(split("app", 4, "2"))
@@ -130,7 +132,7 @@ func TestCapacityDryRuns(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	f.eventually(time.Minute, "no seat is reserved without a pod", func() error { return f.noneReserved("deployment-app") })
+	f.eventually(patience, "no seat is reserved without a pod", func() error { return f.noneReserved("deployment-app") })
 	moved := f.watchMoved("app")
 	f.annotate("app", map[string]any{gm.CapacityCountKey: "2"})
 	f.scale("app", 6)
@@ -205,7 +207,7 @@ func TestCapacityReinvocation(t *testing.T) {
 			t.Errorf("pod %s requires %+v of its node", pod.Name, terms)
 		}
 	}
-	f.eventually(time.Minute, "no seat is reserved without a pod", func() error { return f.noneReserved("deployment-app") })
+	f.eventually(patience, "no seat is reserved without a pod", func() error { return f.noneReserved("deployment-app") })
 	mu.Lock()
 	defer mu.Unlock()
 	if asked < 20 {
@@ -344,6 +346,7 @@ func TestCapacityAppliedAgain(t *testing.T) {
 // the class that the pod should leave. The pod stays, and the CapacitySplit has the
 // reason. Its successor stays too: it runs on the node of the volume.
 func TestCapacityVolumeOfTheOtherClass(t *testing.T) {
+	tier.All(t, "watches for 12 s that nothing changes, twice")
 	f := trio.fixture(t)
 	f.classes(1, 1)
 	f.localVolumes("data", "spot-0")
@@ -486,6 +489,7 @@ func (f *fixture) dividedWithout(app string, but types.UID, onDemand, spot int) 
 // workload. While every on-demand node has a pod of the workload, no pod is moved there,
 // although there is room, and the CapacitySplit reports it; when one has none, pods move.
 func TestCapacityPodsThatKeepApart(t *testing.T) {
+	tier.All(t, "watches for 12 s that nothing changes")
 	f := trio.fixture(t)
 	f.classes(1, 3)
 	f.create(split("app", 3, "1", func(d *appsv1.Deployment) {

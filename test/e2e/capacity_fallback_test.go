@@ -13,6 +13,7 @@ import (
 
 	capacity "github.com/atoll-k8s/atoll/api/capacity/v1alpha1"
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // TestCapacityFallsBack: first one class has no node, then the other. Pods of workloads
@@ -21,6 +22,7 @@ import (
 // keep waiting. When the class has a node again its pods move back, one at a time, and no
 // more than the count are on-demand.
 func TestCapacityFallsBack(t *testing.T) {
+	tier.All(t, "waits until pods fall back, and return: a minute")
 	f := trio.fixture(t)
 	f.classes(1, 1)
 	falls, set, waits := split("falls", 4, "1"), splitSet("set", 2, 0, "1"), split("waits", 2, "1")

@@ -4,12 +4,12 @@ import (
 	"flag"
 	"fmt"
 	"testing"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // kills is how often TestFaultReplicasKilledUnderCreations kills a replica.
@@ -21,6 +21,7 @@ var kills = flag.Int("kills", 12, "replicas killed in TestFaultReplicasKilledUnd
 // on-demand. A call in flight at the killed replica fails open, by the webhook's failure
 // policy, so only the final numbers are exact.
 func TestFaultReplicasKilledUnderCreations(t *testing.T) {
+	tier.All(t, "64 creations at a time while replicas are killed: a minute")
 	f := trio.fixture(t)
 	f.classes(1, 3)
 	f.create(split("app", 64, "3"))
@@ -41,7 +42,7 @@ func TestFaultReplicasKilledUnderCreations(t *testing.T) {
 	}
 	f.eventuallyDivided("app", 3, 61)
 	t.Logf("%d pods of %d went past the webhook", past(), 64**kills)
-	f.eventually(time.Minute, "no seat is reserved without a pod", func() error { return f.noneReserved("deployment-app") })
+	f.eventually(patience, "no seat is reserved without a pod", func() error { return f.noneReserved("deployment-app") })
 }
 
 // TestFaultALeaderThatHangs is F4: the leader stands still in the middle of a burst, so
@@ -49,6 +50,7 @@ func TestFaultReplicasKilledUnderCreations(t *testing.T) {
 // replica takes over. The old leader continues, still in the role of leader for a moment,
 // and assigns no seat.
 func TestFaultALeaderThatHangs(t *testing.T) {
+	tier.All(t, "its leader stands still for longer than its Lease lasts")
 	f := trio.fixture(t)
 	f.classes(1, 3)
 	f.create(split("app", 10, "5"))
@@ -84,13 +86,14 @@ func TestFaultALeaderThatHangs(t *testing.T) {
 	resume()
 	f.scale("app", 150)
 	f.eventually(2*patience, "exact", func() error { return f.divided("app", 20, 130) })
-	f.eventually(time.Minute, "no seat is reserved without a pod", func() error { return f.noneReserved("deployment-app") })
+	f.eventually(patience, "no seat is reserved without a pod", func() error { return f.noneReserved("deployment-app") })
 }
 
 // TestFaultCountSwingsInARollout is F23: the count goes from 3 to 0 and back while
 // rollouts are under way and the number of replicas goes up and down. The final numbers
 // are exact, and at most as many pods are moved as the changes make surplus.
 func TestFaultCountSwingsInARollout(t *testing.T) {
+	tier.All(t, "80 pods and more while the number swings")
 	f := trio.fixture(t)
 	f.classes(2, 2)
 	f.create(split("app", 8, "3"))

@@ -19,6 +19,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster"
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // manyWorkloads is the number of workloads of TestCapacityRestart.
@@ -30,6 +31,7 @@ var manyWorkloads = flag.Int("workloads", 30, "workloads of 10 pods in TestCapac
 // ones did: each successor gets the class of the pod that it replaces, no pod is moved,
 // and every CapacitySplit has the right numbers.
 func TestCapacityRestart(t *testing.T) {
+	tier.All(t, "three replicas start with hundreds of pods: a minute")
 	const replicas, onDemand = 10, 3
 	f := trio.fixture(t)
 	n := *manyWorkloads

@@ -25,6 +25,7 @@ import (
 	capacity "github.com/atoll-k8s/atoll/api/capacity/v1alpha1"
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // fallbackAfter is how long a class has no node before pods fall back, in the cluster
@@ -254,6 +255,7 @@ var bursts = flag.Int("bursts", 2, "bursts of 500 pods in TestCapacityBurst")
 // through three replicas, and exactly 50 are on-demand. At most as many pods are moved as
 // were created without the webhook.
 func TestCapacityBurst(t *testing.T) {
+	tier.All(t, "500 pods again and again: minutes")
 	f := trio.fixture(t)
 	f.classes(1, 5)
 	for i := range *bursts {
@@ -312,6 +314,7 @@ func (f *fixture) watchPast(app string) func() int {
 // the middle of a burst. At rest the numbers are exact, and after ten seconds no seat is
 // reserved without a pod.
 func TestCapacityReplicasKilled(t *testing.T) {
+	tier.All(t, "500 pods while replicas are killed: minutes")
 	f := trio.fixture(t)
 	f.classes(1, 5)
 	others := func() string {
@@ -335,7 +338,7 @@ func TestCapacityReplicasKilled(t *testing.T) {
 		restart := f.killForNow(killed)
 		f.eventually(3*patience, "500 pods, exactly divided", func() error { return f.divided(app, 50, 450) })
 		restart()
-		f.eventually(time.Minute, "no seat is reserved without a pod", func() error {
+		f.eventually(patience, "no seat is reserved without a pod", func() error {
 			return errors.Join(f.noneReserved("deployment-"+app), f.splitHas(app, 50, 450))
 		})
 		if n := f.creationsRefused(); n > 0 {
@@ -416,6 +419,7 @@ func (f *fixture) rolledOut(app string) error {
 // TestCapacityStatefulSets is scenarios 20 and 21: the lowest ordinals are on-demand,
 // whatever the first ordinal is.
 func TestCapacityStatefulSets(t *testing.T) {
+	tier.All(t, "200 pods one after the other: half a minute")
 	f := trio.fixture(t)
 	f.classes(2, 2)
 	onDemand := func(app string, want ...string) func() error {
@@ -548,6 +552,7 @@ func TestCapacityLeavesOthersAlone(t *testing.T) {
 // pods are on-demand; when all spot nodes are removed, their pods wait, and the
 // CapacitySplit reports it.
 func TestCapacityWithoutNodesOfAClass(t *testing.T) {
+	tier.All(t, "deletes nodes, and waits for their pods: a minute")
 	f := trio.fixture(t)
 	f.classes(2, 2)
 	f.create(split("app", 6, "3"))

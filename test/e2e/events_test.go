@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // eventsAbout returns atoll-manager's events about a node, and how often they happened.
@@ -38,6 +39,7 @@ func (f *fixture) eventsAbout(node string) (events []eventsv1.Event, times int) 
 // ten events at once, and then one in half a minute, which tells how many were not written.
 // (Seen before: 207 events.)
 func TestAFlippedNodeWritesFewEvents(t *testing.T) {
+	tier.All(t, "lets a node change, and counts by the time that this took: 15 s")
 	f := newFixture(t)
 	f.nodes(nil, "flips-0")
 	pools := []string{"flips-a", "flips-b"}

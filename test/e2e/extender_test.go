@@ -24,6 +24,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // caller calls the extender as kube-scheduler does.
@@ -476,6 +477,7 @@ func (f *fixture) eventOn(app, reason, text string) error {
 // TestRefusalsAreConstant: a pod that waits because its group has no node that fits
 // causes at most two filter calls in a minute.
 func TestRefusalsAreConstant(t *testing.T) {
+	tier.All(t, "counts the calls of a minute")
 	if testing.Short() {
 		t.Skip("takes a minute")
 	}

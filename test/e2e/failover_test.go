@@ -16,6 +16,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // leader returns the name of the process that leads.
@@ -66,6 +67,7 @@ func (f *fixture) killForNow(processes ...string) (restart func()) {
 // is moved. Otherwise a webhook call in flight at the killed replica fails open, and its
 // pod is corrected.
 func TestLeaderKilledMidBurst(t *testing.T) {
+	tier.All(t, "three clusters of two replicas, 300 pods in each: minutes")
 	for form, pair := range pairs {
 		t.Run(string(form), func(t *testing.T) {
 			t.Parallel()
@@ -119,6 +121,7 @@ func TestLeaderKilledMidBurst(t *testing.T) {
 
 // TestAnyReplicaAnswers: a replica that does not lead forwards.
 func TestAnyReplicaAnswers(t *testing.T) {
+	tier.All(t, "a cluster of two replicas")
 	f := pairs[atoll.Isolated].fixture(t)
 	c := newCaller(f)
 	f.group("any", 1)
@@ -158,6 +161,7 @@ func (f *fixture) bound(app string) int {
 // TestEarlyPodsWaitForALeader: pods that are created while there is no leader wait at the
 // gate, and the next leader divides them exactly, with their overrides.
 func TestEarlyPodsWaitForALeader(t *testing.T) {
+	tier.All(t, "a cluster of two replicas")
 	f := pairs[atoll.Pinned].fixture(t)
 	f.group("lead-a", 2)
 	f.group("lead-b", 2)

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // reservedSeats returns the number of reserved seats of pods that are not observed yet.
@@ -30,6 +31,7 @@ func (f *fixture) reservedSeats() float64 {
 // text, and tries again. Once the group's node accepts no pods the pod goes to the other
 // group that lacks pods, the next pod gets the free seat, and no seat stays reserved.
 func TestFaultPodThatIsNeverBound(t *testing.T) {
+	tier.All(t, "waits for kube-scheduler's growing pauses: 1.5 min")
 	f := newFaultyFixture(t)
 	f.group("never-a", 1)
 	f.group("never-b", 1)

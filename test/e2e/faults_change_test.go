@@ -17,6 +17,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // TestFaultMembersFlap is F10: a node changes its group ten times a second, a NodeGroup
@@ -24,6 +25,7 @@ import (
 // is moved, because a group must be stable before a pod is moved because of it; the final
 // division is exact.
 func TestFaultMembersFlap(t *testing.T) {
+	tier.All(t, "a machine that is busy for seconds shows a flapping node as a stable one")
 	f := newFaultyFixture(t)
 	f.group("flap-a", 1)
 	f.group("flap-b", 1)
@@ -137,6 +139,7 @@ func (f *fixture) runs(app, image string, n int) error {
 // thousand nodes and a thousand groups, which takes too long for a test: benchmark filter
 // has as many nodes, and benchmark pools as many NodePools.
 func TestFaultLimits(t *testing.T) {
+	tier.All(t, "1,000 nodes and 200 NodeGroups: 2.5 min")
 	f := newFixtureOfItsOwn(t, atoll.Options{Form: atoll.Isolated})
 	const groups, perGroup = 200, 5 // the first node of each group is its member
 	f.group("limit-a", 1)

@@ -13,6 +13,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // TestFaultExtenderAnswersWrongly is F5: the extender is down, slow, sends an endless
@@ -21,6 +22,7 @@ import (
 // extender answers. The test ends the endless answer before it fills kube-scheduler's
 // memory, which has no limit.
 func TestFaultExtenderAnswersWrongly(t *testing.T) {
+	tier.All(t, "waits for timeouts of kube-scheduler: 35 s")
 	f := newFaultyFixture(t)
 	f.group("wrong-a", 1)
 	f.group("wrong-b", 1)
@@ -169,6 +171,7 @@ func TestFaultSchedulerBetweenFilterAndBind(t *testing.T) {
 // writes is done, or after it and before the answer. The next process continues from
 // there: no pod is evicted without need, none twice, and the final division is exact.
 func TestFaultManagerKilledBetweenTwoWrites(t *testing.T) {
+	tier.All(t, "kills atoll-manager around each of its writes: a minute")
 	f := newFaultyFixture(t)
 	f.group("killed-a", 2)
 	f.group("killed-b", 2)
@@ -253,6 +256,7 @@ func (f *fixture) killManagerAt(method, resource string, done bool, cause func()
 
 // TestFaultManagerKilledWhileItMovesClasses is F7 for classes of capacity.
 func TestFaultManagerKilledWhileItMovesClasses(t *testing.T) {
+	tier.All(t, "kills atoll-manager around each of its writes: half a minute")
 	f := newFaultyFixture(t)
 	f.classes(1, 1)
 	f.create(split("app", 4, "1"))

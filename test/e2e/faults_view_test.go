@@ -17,12 +17,14 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 	"github.com/atoll-k8s/atoll/internal/seats"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // TestFaultStaleView is F3: no watch event arrives for longer than a reservation lasts,
 // while pods are created and bound. No group gets more than its share, no pod is evicted,
 // and the division is exact when the events arrive.
 func TestFaultStaleView(t *testing.T) {
+	tier.All(t, "waits until reservations end: 40 s")
 	f := newFaultyFixture(t)
 	f.group("stale-a", 1)
 	f.group("stale-b", 1)
@@ -83,6 +85,7 @@ func TestFaultStaleView(t *testing.T) {
 // seat stays reserved. Its seat is not given to another pod, and no pod is moved
 // afterwards.
 func TestFaultStaleViewAtCreation(t *testing.T) {
+	tier.All(t, "waits until reservations end: half a minute")
 	f := newFaultyFixture(t)
 	f.classes(1, 1)
 	f.group("early-a", 1)
@@ -200,6 +203,7 @@ func TestFaultOwnersThatNobodyHasSeen(t *testing.T) {
 // failed binding; the test's time limit only shows that no pod waits for ever. Writes of
 // the Lease do not fail, because a replica that loses its Lease ends.
 func TestFaultAPIServerStorm(t *testing.T) {
+	tier.All(t, "waits for kube-scheduler's growing pauses: minutes")
 	f := newFaultyFixture(t)
 	f.classes(1, 1)
 	f.group("storm-a", 3)
@@ -282,6 +286,7 @@ func (f *fixture) storm() (stop func(), failures func() int64) {
 // within seconds after a replica leads. The numbers become exact and pods are moved
 // before the conflicts end: conflicts delay writes and stop none.
 func TestFaultConflicts(t *testing.T) {
+	tier.All(t, "its limit of 20 s for pods at the gate can be missed on a busy machine; 1.5 min")
 	f := ganged.fixture(t)
 	f.classes(1, 2)
 	f.create(split("app", 10, "20"))
@@ -357,6 +362,7 @@ func (f *fixture) conflicts() (stop func(), met func() int64) {
 // returns empty lists. No pod is evicted because of them, and no state is lost when the
 // lists are complete again.
 func TestFaultEmptyLists(t *testing.T) {
+	tier.All(t, "restarts atoll-manager for each of its lists: a minute")
 	f := newFaultyFixture(t)
 	f.group("empty-a", 2)
 	f.group("empty-b", 2)
@@ -441,6 +447,7 @@ func TestFaultEmptyLists(t *testing.T) {
 // one of its kinds is refused or incomplete. It evicts no pod until all lists are
 // complete.
 func TestFaultPartialStart(t *testing.T) {
+	tier.All(t, "starts atoll-manager once for each of its lists: minutes")
 	f := newFaultyFixture(t)
 	f.group("part-a", 2)
 	f.group("part-b", 2)
@@ -513,6 +520,7 @@ func brief(w http.ResponseWriter, r *http.Request, forward http.HandlerFunc, aft
 // bookmark at the end of a streamed list. client-go waits for it without end. Every kind is
 // listed in the old way soon, so what is created meanwhile is divided as the policy says.
 func TestFaultListsWithoutEnd(t *testing.T) {
+	tier.All(t, "waits until lists are given up: a minute")
 	f := newFaultyFixture(t)
 	f.group("endless-a", 2)
 	f.group("endless-b", 2)

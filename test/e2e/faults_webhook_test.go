@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // creation is the creation of a pod by the API server, from its audit log.
@@ -79,6 +80,7 @@ func (f *fixture) creations(since time.Time) []creation {
 // answers again. Pods that name the scheduler that calls the extender are placed exactly
 // at once.
 func TestFaultWebhookSlowOrHanging(t *testing.T) {
+	tier.All(t, "compares durations of creations, and waits for timeouts: minutes")
 	f := newFaultyFixture(t)
 	f.group("hook-a", 1)
 	f.group("hook-b", 1)

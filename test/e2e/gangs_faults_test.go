@@ -26,6 +26,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // requests counts the requests of atoll-manager to the API server, by verb and resource,
@@ -134,6 +135,7 @@ func (f *fixture) admittedUnseen() (n int) {
 // of pods, and reads only of owners that the watch has not delivered yet; also one patch
 // for each pod that is admitted without the webhook.
 func TestGangsCostLittle(t *testing.T) {
+	tier.All(t, "1,000 pods, with calls counted: a minute")
 	for name, webhook := range map[string]bool{"with the webhook": true, "without": false} {
 		t.Run(name, func(t *testing.T) {
 			f := gangs(t, bothConfigs["podgroupLevel"])
@@ -172,6 +174,7 @@ func TestGangsCostLittle(t *testing.T) {
 // TestGangsOthersCostNothing: 5,000 changes of the status of ReplicaSets whose pods do
 // not belong to Volcano cause no call.
 func TestGangsOthersCostNothing(t *testing.T) {
+	tier.All(t, "5,000 writes are counted: a minute")
 	f := gangs(t, bothConfigs["podgroupLevel"])
 	sets := make([]*appsv1.ReplicaSet, 50)
 	for i := range sets {
@@ -212,6 +215,7 @@ func TestGangsOthersCostNothing(t *testing.T) {
 // PodGroup, and an event on the ConfigMap names the missing permission; once the
 // permission is given, new pods are in the owner's PodGroup.
 func TestGangsForbiddenOwner(t *testing.T) {
+	tier.All(t, "waits for caches of permissions: 40 s")
 	f := gangs(t, "podgroupLevel: [{apiVersion: e2e.example.com/v1, kind: Barge, adjust-level: 0}, {apiVersion: e2e.example.com/v1, kind: Ghost}]")
 	for _, kind := range []string{"Barge"} {
 		definition := stageDefinition()
@@ -274,6 +278,7 @@ var names = flag.Int("names", 40, "StatefulSets of one name that TestGangsSameNa
 // TestGangsSameNames: StatefulSets have the same name one after the other. No pod ever
 // names the PodGroup of an earlier one (volcano #5331).
 func TestGangsSameNames(t *testing.T) {
+	tier.All(t, "repeats a race of creations and deletions: 30 s")
 	f := gangs(t, bothConfigs["podgroupLevel"])
 	var wrong sync.Map
 	seen := f.watchPods(metav1.ListOptions{LabelSelector: "app=db"}, func(_ watch.EventType, pod *corev1.Pod) {
@@ -467,6 +472,7 @@ func TestGangsOwnerReferencesAreEnforced(t *testing.T) {
 // controller, no owner above it gets a PodGroup, and an event on the ConfigMap reports
 // it.
 func TestGangsOfSeveralSchedulers(t *testing.T) {
+	tier.All(t, "a cluster of its own: a minute")
 	f := newFixtureOfItsOwn(t, atoll.Options{Gangs: true, ManagerArgs: []string{"--gangs-multi-scheduler"}})
 	f.nodes(nil, "gang-0", "gang-1", "gang-2")
 	f.rules("podgroupLevel: [{apiversion: apps/v1, kind: deployment, adjust-level: 0}]")
@@ -484,7 +490,11 @@ func TestGangsOfSeveralSchedulers(t *testing.T) {
 // PodGroup, and each pod names that of its owner.
 func TestGangsLeaderKilled(t *testing.T) {
 	f := gangs(t, bothConfigs["podgroupLevel"])
-	const owners, each = 100, 10
+	const each = 10
+	owners := 100
+	if testing.Short() {
+		owners = 20
+	}
 	apps := make([]*appsv1.Deployment, owners)
 	states := f.watchPodGroups()
 	for i := range apps {
@@ -562,6 +572,7 @@ func TestGangsRefused(t *testing.T) {
 // TestGangsKilledBetweenTwoWrites is fault F7: atoll-manager is killed before and after
 // each of its writes. The end result is the same as without.
 func TestGangsKilledBetweenTwoWrites(t *testing.T) {
+	tier.All(t, "kills atoll-manager around each of its writes, in clusters of its own: 1.5 min")
 	f := gangs(t, bothConfigs["podgroupLevel"])
 	defer f.loseWebhook()()
 	for i, tc := range []struct {
@@ -644,6 +655,7 @@ func (f *fixture) annotateGroup(app, minMember string) {
 // TestGangsInAStorm is fault F8: the API server fails writes, ends watches and loses
 // their versions.
 func TestGangsInAStorm(t *testing.T) {
+	tier.All(t, "30 s of failing writes")
 	f := gangs(t, bothConfigs["podgroupLevel"])
 	defer f.loseWebhook()()
 	converge := func(app string) time.Duration {
@@ -675,6 +687,7 @@ func TestGangsInAStorm(t *testing.T) {
 // TestGangsEmptyLists is F8 and F9 for pods: the API server returns empty lists while
 // atoll-manager starts. No PodGroup is deleted because of that.
 func TestGangsEmptyLists(t *testing.T) {
+	tier.All(t, "atoll-manager starts three times: 35 s")
 	f := gangs(t, bothConfigs["podgroupLevel"])
 	(&gangScheduler{f: f}).run()
 	web, flow := deployment("web", 2, "", volcanos), workflow("flow")
@@ -726,6 +739,7 @@ func TestGangsEmptyLists(t *testing.T) {
 // Meanwhile no pod gets a PodGroup, every replica is ready, and other workloads are not
 // affected.
 func TestGangsWithoutTheirKind(t *testing.T) {
+	tier.All(t, "a cluster of its own, for 45 s")
 	f := gangs(t, bothConfigs["podgroupLevel"])
 	f.classes(1, 1)
 	web := deployment("web", 2, "", volcanos)
@@ -803,6 +817,7 @@ func TestGangsWithoutTheirKind(t *testing.T) {
 // answer, as if an aggregated API server is down. The next leader leads all the same, and
 // other pods get their PodGroups.
 func TestGangsOwnersOfAGroupThatHangs(t *testing.T) {
+	tier.All(t, "its limit of 25 s until a replica leads can be missed on a busy machine")
 	f := gangs(t, bothConfigs["podgroupLevel"])
 	var asked atomic.Int64
 	f.api.does(func(w http.ResponseWriter, r *http.Request, forward http.HandlerFunc) {
@@ -847,11 +862,11 @@ func TestGangsDeletedByHand(t *testing.T) {
 		if err := f.client.Delete(f.ctx, &group); err != nil {
 			t.Fatal(err)
 		}
-		f.eventually(30*time.Second, "it is made again", func() error { return f.ownedBy(web) })
+		f.eventually(patience, "it is made again", func() error { return f.ownedBy(web) })
 	}
 	pod := f.pods("web")[0]
 	f.patch(&pod, map[string]any{"metadata": map[string]any{"annotations": map[string]any{scheduling.GroupNameAnnotation: nil}}})
-	f.eventually(30*time.Second, "the pod names it again", func() error { return f.named("web", 1, web) })
+	f.eventually(patience, "the pod names it again", func() error { return f.named("web", 1, web) })
 	f.patch(&pod, map[string]any{"metadata": map[string]any{"annotations": map[string]any{scheduling.GroupNameAnnotation: nil}}})
-	f.eventually(30*time.Second, "and again", func() error { return f.named("web", 1, web) })
+	f.eventually(patience, "and again", func() error { return f.named("web", 1, web) })
 }

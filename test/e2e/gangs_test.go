@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // TestGangsDocument is docs/sources.md, V1 to V7: four cases with both its ConfigMaps.
@@ -80,6 +81,7 @@ func TestGangsOnePodGroupThroughUpdates(t *testing.T) {
 // TestGangsFromNoneToOneAndBack: every live pod has its PodGroup, however fast a
 // workload goes from one pod to none and back (volcano #5972, #3374, #3563).
 func TestGangsFromNoneToOneAndBack(t *testing.T) {
+	tier.All(t, "repeats a race 200 times: 1.5 min")
 	f := gangs(t, bothConfigs["podgroupLevel"])
 	web := deployment("web", 1, "", volcanos)
 	stateful := &appsv1.StatefulSet{

@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // TestIsolatedSchedulerKeepsUnmanagedPodsOutOfItsWay: in the isolated form a second
@@ -16,6 +17,7 @@ import (
 // never called for pods without a policy, and they are bound also while parts of Atoll
 // are down.
 func TestIsolatedSchedulerKeepsUnmanagedPodsOutOfItsWay(t *testing.T) {
+	tier.All(t, "kills processes one after the other: a minute")
 	f := isolated.fixture(t)
 	before := f.askedWithoutPolicy()
 	f.group("isolated-a", 2)

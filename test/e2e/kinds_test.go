@@ -24,6 +24,7 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster"
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 	"github.com/atoll-k8s/atoll/internal/controller/workloadkind"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // part runs a part of a test. The next part continues with the state that it left.
@@ -278,6 +279,7 @@ func (f *fixture) localVolumes(name string, nodes ...string) {
 
 // TestPodsThatAreOverHoldNoSeat is scenario 43.
 func TestPodsThatAreOverHoldNoSeat(t *testing.T) {
+	tier.All(t, "waits until a node is not Ready: 1.5 min")
 	t.Parallel()
 	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("over-a", 2)
@@ -462,6 +464,7 @@ func (f *fixture) eventuallyEvent(reason, text string) {
 // permitted, by the chart's value: it becomes a workload with its definition, and stops
 // being one with its entry, while atoll-manager runs.
 func TestKindsOfTheConfigMap(t *testing.T) {
+	tier.All(t, "a cluster of its own, in which kinds come and go: 2 min")
 	t.Parallel()
 	f := newFixtureOfItsOwn(t, atoll.Options{Values: map[string]any{"workloads": []any{map[string]any{
 		"group": "e2e.example.com", "version": "v1", "kind": "Stage",

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/util/retry"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // edit replaces the weights of a policy.
@@ -102,6 +103,7 @@ func TestPolicyEditConverges(t *testing.T) {
 // pod; when it shrinks, each step ends with the division of Webster's method, without an
 // eviction.
 func TestScalingTakesNoPodFromAGrowingGroup(t *testing.T) {
+	tier.All(t, "twelve steps of an autoscaler: 20 s")
 	inBothWays(t, func(t *testing.T, f *fixture) {
 		weight := map[string]int{"scale-a": 170, "scale-b": 110, "scale-c": 60}
 		for g := range weight {
@@ -185,6 +187,7 @@ func webster(n int, weight map[string]int) map[string]int {
 // again. Each time the same number comes back, exactly divided and Ready, without an
 // eviction.
 func TestFastDeletionStaysExact(t *testing.T) {
+	tier.All(t, "repeats a race, as TestBurstIsExact and TestScaleInIsExact do: 1.5 min")
 	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("fast-a", 2)
 		f.group("fast-b", 2)
@@ -223,6 +226,7 @@ func TestFastDeletionStaysExact(t *testing.T) {
 // TestMissingGroupComesLater is scenario 34: a group that does not exist is left out and
 // named; when it is created it gets its share pod by pod.
 func TestMissingGroupComesLater(t *testing.T) {
+	tier.All(t, "pods move one by one, in two forms, as in TestPolicyEditConverges")
 	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("later-a", 2)
 		f.create(weights("policy", "later-a", 1, "later-b", 1))
@@ -252,6 +256,7 @@ func TestMissingGroupComesLater(t *testing.T) {
 // group that lacks pods can take them, and the policy's status reports it; they move when
 // there is room.
 func TestNothingMovesWithoutRoom(t *testing.T) {
+	tier.All(t, "watches for some time that nothing moves: 20 s")
 	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("room-a", 1)
 		f.group("room-b", 1)
@@ -327,6 +332,7 @@ func TestNodeGroupTakesOver(t *testing.T) {
 // node is evicted, although the policy's maxUnavailable would allow it, for longer than
 // the time after which surplus pods would be evicted.
 func TestUnreadyNodesKeepTheirShare(t *testing.T) {
+	tier.All(t, "waits until a node is not Ready, and is silent for longer: 1.5 min")
 	t.Parallel()
 	inBothWays(t, func(t *testing.T, f *fixture) {
 		began := time.Now()
@@ -415,6 +421,7 @@ func TestUnreadyNodesKeepTheirShare(t *testing.T) {
 // name is divided from the start, while pods of the previous one still exist: they
 // terminate, and hold no seat.
 func TestSameNameNewWorkload(t *testing.T) {
+	tier.All(t, "three workloads one after the other, in two forms")
 	inBothWays(t, func(t *testing.T, f *fixture) {
 		const stays = "e2e.example.com/stays"
 		f.group("again-a", 1)

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // pinnedAndRefused counts a workload's pods that got their group at creation and for
@@ -35,6 +36,7 @@ func (f *fixture) pinnedAndRefused(app string) int {
 // TestManyPodsThatWaitForTheirShareCostLittle: fifty pods of a policy of weights
 // whose group has no open node, while another pod changes two hundred times.
 func TestManyPodsThatWaitForTheirShareCostLittle(t *testing.T) {
+	tier.All(t, "counts the calls of many pods that wait")
 	f := isolated.fixture(t)
 	f.group("cheap-a", 1)
 	f.group("cheap-b", 1)
@@ -176,6 +178,7 @@ func TestARolloutEndsInTheGroupsThatAreThere(t *testing.T) {
 // pods of the group are recreated in the others, and when the group is back they return,
 // one after the other.
 func TestAGroupThatIsAwayLeavesItsShareToTheOthers(t *testing.T) {
+	tier.All(t, "waits until nodes are not Ready, and a minute more: 1.5 min")
 	t.Parallel()
 	inBothWays(t, func(t *testing.T, f *fixture) {
 		for _, group := range []string{"gone-x", "gone-y", "gone-z"} {

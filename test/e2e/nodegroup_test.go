@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 func groupOf(name string, spec gm.NodeGroupSpec) *gm.NodeGroup {
@@ -194,6 +195,7 @@ func TestZoneLabelsAreNotOurs(t *testing.T) {
 // TestDeletedGroupLetsPodsGoGently is scenario 32: the nodes of a deleted group lose its
 // label, and its pods move one by one to groups with room.
 func TestDeletedGroupLetsPodsGoGently(t *testing.T) {
+	tier.All(t, "deletes groups of pods one by one, in two forms")
 	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("end-a", 1)
 		f.group("end-b", 1)

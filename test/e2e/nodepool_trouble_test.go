@@ -20,6 +20,7 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster"
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // refuseWrites makes the API server refuse atoll-manager's writes to a node, until the
@@ -129,6 +130,7 @@ func TestOneBadNodeStopsNoOther(t *testing.T) {
 // TestFlappingNodeIsToldAtAPace is scenario 39 and fault F10: however often a node
 // changes its readiness, few statuses are written, and the last one is right.
 func TestFlappingNodeIsToldAtAPace(t *testing.T) {
+	tier.All(t, "lets a node change for 20 s")
 	f := newFixture(t)
 	// No kubelet is simulated for it: only this test writes its status.
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "flap-0", Labels: map[string]string{apps.NodePoolLabel: "flap"}}}
@@ -182,6 +184,7 @@ func TestFlappingNodeIsToldAtAPace(t *testing.T) {
 // TestPoolsAtRestAreNotWritten: a manager that starts in a cluster without deviations
 // writes neither a node nor a pool.
 func TestPoolsAtRestAreNotWritten(t *testing.T) {
+	tier.All(t, "watches for some time that nothing is written: 25 s")
 	f := newFixture(t)
 	f.nodes(map[string]string{"t.io/site": "rest"}, "rest-0", "rest-1")
 	f.pools(poolOf("rest", chosenBy(selects("t.io/site", "rest"), given("x"))), poolOf("rest-other", chosenBy(selects("t.io/site", "rest"), given("y"))))
@@ -242,6 +245,7 @@ func (f *fixture) leads(since time.Time) {
 // nodes join, move and leave, and while a pool is deleted. No node ever has a mixture,
 // and the end result is the same as without.
 func TestManagerIsKilledAnywhere(t *testing.T) {
+	tier.All(t, "kills atoll-manager twelve times, in a cluster of its own: 1.5 min")
 	f := newFixtureOfItsOwn(t, atoll.Options{ManagerArgs: []string{"--leader-elect=false"}})
 	const n = 150
 	names := make([]string, n)
@@ -302,6 +306,7 @@ func TestManagerIsKilledAnywhere(t *testing.T) {
 // while they move. Nothing is removed from a node because a list was empty or a watch
 // ended, and the end result is the same as without.
 func TestAPIServerComesAndGoes(t *testing.T) {
+	tier.All(t, "restarts the API server of a cluster of its own: 1.5 min")
 	f := newFixtureOfItsOwn(t, atoll.Options{})
 	var names []string
 	for i := range 100 {
@@ -347,6 +352,7 @@ func TestAPIServerComesAndGoes(t *testing.T) {
 // TestManyPools is fault F24 for pools: 200 pools and 400 nodes settle in bounded time,
 // and after that a change of one node is handled as fast as with few pools.
 func TestManyPools(t *testing.T) {
+	tier.All(t, "100 pools in a cluster of its own: a minute")
 	f := newFixtureOfItsOwn(t, atoll.Options{})
 	const pools, each, moves = 100, 2, 10
 	var specs []devcluster.NodeSpec

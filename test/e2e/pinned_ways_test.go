@@ -12,6 +12,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // Events after the webhook has given a pod its group, and their effect on the next pods.
@@ -20,6 +21,7 @@ import (
 // pinned already. Their seats become free, and once the quota is removed the division is
 // exact.
 func TestPodsThatAreRefusedAfterTheyGotTheirGroup(t *testing.T) {
+	tier.All(t, "waits until reservations end: 20 s")
 	f := newFixture(t)
 	f.group("quota-a", 1)
 	f.group("quota-b", 1)
@@ -165,6 +167,7 @@ func TestAGroupGoesWhilePodsWaitForIt(t *testing.T) {
 // equal groups either is right. They are in the group that they got, at creation or at
 // the gate, and the policy's status reports it.
 func TestPodsWithoutAnOwnerAreWhereTheyBelong(t *testing.T) {
+	tier.All(t, "watches for some time that nothing moves, in two forms")
 	inBothWays(t, func(_ *testing.T, f *fixture) {
 		f.group("own-a", 1)
 		f.group("own-b", 1)

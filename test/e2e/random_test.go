@@ -24,6 +24,7 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 	"github.com/atoll-k8s/atoll/test/random"
 )
 
@@ -60,6 +61,7 @@ type randomKind struct {
 // newest generation and says nothing that is not so, its memory does not grow, and all
 // objects can be deleted. The invariants of the other pods hold.
 func TestRandomObjects(t *testing.T) {
+	tier.All(t, "random objects for 40 s and more")
 	f := newFixtureOfItsOwn(t, atoll.Options{Gangs: true})
 	f.lastsUpTo(*randomTime + 20*time.Minute)
 	f.group("random-a", 2)

@@ -14,6 +14,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // TestPodsStartWithTheImagesOfTheirGroup is scenario 21: a watch of a node's pods, like
@@ -96,6 +97,7 @@ func (f *fixture) overridesReady(name string) error {
 // kube-scheduler's default for more than 5,600 nodes, it checks a hundred nodes for each
 // pod, and others for the next one: then pods are refused.
 func TestASmallGroupOfALargeCluster(t *testing.T) {
+	tier.All(t, "1,000 nodes")
 	f := isolated.fixture(t)
 	others := make([]string, 1000)
 	for i := range others {

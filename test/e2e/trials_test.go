@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // restricted makes a template that Pod Security's level restricted admits.
@@ -122,6 +123,7 @@ func (f *fixture) stillRun(app string, uids []string) error {
 // is found before a running pod is evicted. The condition has the rule and the API server's
 // message; once the rule is repaired, all pods match it.
 func TestAnOverrideThatAdmissionOfPodsRefusesLosesNoPod(t *testing.T) {
+	tier.All(t, "waits for trials that are repeated with growing pauses: 20 s")
 	resources := func(group, value string) gm.RuleWithNodeGroup {
 		return plaintextRule(group, gm.OverriderOpReplace, "/spec/containers/0/resources", value)
 	}
@@ -197,6 +199,7 @@ func TestAnOverrideThatAdmissionOfPodsRefusesLosesNoPod(t *testing.T) {
 // TestAFullQuotaUnbindsNoOverride: the API server refuses a further pod, with and without the
 // override. It accepts a successor, because that takes the place of a pod.
 func TestAFullQuotaUnbindsNoOverride(t *testing.T) {
+	tier.All(t, "waits for trials that are repeated")
 	f := newFixture(t)
 	f.group("full-a", 1)
 	f.quota(corev1.ResourceList{corev1.ResourcePods: resource.MustParse("2")})

@@ -19,6 +19,7 @@ import (
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // refuseWorkload makes the API server refuse to create a Deployment with the name until
@@ -69,6 +70,7 @@ func (f *fixture) refuseWorkload(name string) (allow func()) {
 // created. Those of the pools before and after it are created, the status names only b,
 // the creation is tried again with growing intervals, and succeeds once it is allowed.
 func TestUnitedOnePoolIsRefused(t *testing.T) {
+	tier.All(t, "waits for growing pauses: 25 s")
 	f := newFixture(t)
 	f.sites("quota-a", "quota-b", "quota-c")
 	allow := f.refuseWorkload("web-quota-b")
@@ -137,6 +139,7 @@ func TestUnitedDuplicateGoes(t *testing.T) {
 // TestUnitedHandEditsArePutBack is scenario 46 and A9: replicas, image, labels, an
 // additional toleration, the selector's label on the pods, Atoll's own annotations.
 func TestUnitedHandEditsArePutBack(t *testing.T) {
+	tier.All(t, "ten edits one after the other: 30 s")
 	f := newFixture(t)
 	f.sites("edit-a")
 	ud := united("web", pool("edit-a", 1))

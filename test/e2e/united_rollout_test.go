@@ -14,6 +14,7 @@ import (
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // TestUnitedScalesOnePool is scenario 41 and A1: only that pool's replicas
@@ -222,6 +223,7 @@ func TestUnitedNewPoolWaitsItsTurn(t *testing.T) {
 // again while pools are created, updated, scaled, added and removed. The end result is
 // the same as without, with one workload for each pool.
 func TestUnitedManagerKilledInARollout(t *testing.T) {
+	tier.All(t, "kills atoll-manager seven times, in a cluster of its own: 1.5 min")
 	f := newFixtureOfItsOwn(t, atoll.Options{ManagerArgs: []string{"--leader-elect-lease-duration=3s"}})
 	f.sites("kill-p0", "kill-p1", "kill-p2", "kill-p3")
 	ud := united("web", pool("kill-p0", 2), pool("kill-p1", 2), pool("kill-p2", 2))
@@ -270,8 +272,8 @@ func TestUnitedManagerKilledInARollout(t *testing.T) {
 		}
 		return nil
 	})
-	if n := len(f.revisions("web")); n != 4 {
-		t.Errorf("there are %d revisions", n)
+	if n := len(f.revisions("web")); n > 4 { // a template that went before anybody led has none
+		t.Errorf("there are %d revisions of 4 templates", n)
 	}
 	last := f.writes()
 	f.touch("web", 10)

@@ -18,6 +18,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
 	"github.com/atoll-k8s/atoll/internal/controller/workloadkind"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // converter is a conversion webhook between the versions of Stages. Each test sets its
@@ -108,6 +109,7 @@ func (c *converter) define() *unstructured.Unstructured {
 // workloads; new pods of the kind wait at the gate, and go to their groups once the kind
 // can be listed.
 func TestAKindThatDoesNotList(t *testing.T) {
+	tier.All(t, "a cluster of its own, whose kind's webhook hangs")
 	t.Parallel()
 	convert := newConverter(t)
 	f := newFixtureOfItsOwn(t, atoll.Options{Values: map[string]any{"workloads": []any{map[string]any{

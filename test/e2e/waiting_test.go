@@ -20,6 +20,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster"
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // unschedulable counts a workload's pods that kube-scheduler has refused.
@@ -142,6 +143,7 @@ func TestOnlyTheRightGroupIsPreempted(t *testing.T) {
 // TestManyWaitingPodsCostLittle is scenario 24: fifty pods without an open seat, while
 // another pod changes twenty times a second.
 func TestManyWaitingPodsCostLittle(t *testing.T) {
+	tier.All(t, "counts the calls of many pods that wait")
 	f := isolated.fixture(t)
 	f.group("wait-a", 1)
 	f.group("wait-b", 1)
@@ -237,6 +239,7 @@ func TestRangesFillInOrderAndTheRestWaits(t *testing.T) {
 // TestReservationsLeaveNothingBehind is scenario 44: the seats of pods that are filtered
 // and never bound become free.
 func TestReservationsLeaveNothingBehind(t *testing.T) {
+	tier.All(t, "waits until reservations end: 40 s")
 	f := isolated.fixture(t)
 	c := newCaller(f)
 	f.group("leak-a", 1)
@@ -249,7 +252,7 @@ func TestReservationsLeaveNothingBehind(t *testing.T) {
 	if n := f.metric("atoll_seats_held", `state="reserved"`); n < 1 {
 		t.Fatalf("%v seats are reserved", n)
 	}
-	f.eventually(90*time.Second, "no seat is reserved", func() error {
+	f.eventually(patience, "no seat is reserved", func() error {
 		if n := f.metric("atoll_seats_held", `state="reserved"`); n != 0 {
 			return fmt.Errorf("%v are", n)
 		}
@@ -315,6 +318,7 @@ func TestAPolicyOfAnotherNamespaceIsNotUsed(t *testing.T) {
 // TestWideFilterIsExactInTheEnd: docs/sources.md, G10 and G11, literally: the filter
 // keeps and ranks every open group, and the bind call corrects the result.
 func TestWideFilterIsExactInTheEnd(t *testing.T) {
+	tier.All(t, "a cluster of its own")
 	f := newFixtureOfItsOwn(t, atoll.Options{Form: atoll.Isolated, ManagerArgs: []string{"--filter=Wide"}, Values: map[string]any{
 		"scheduler": map[string]any{"filter": "Wide"},
 	}})
