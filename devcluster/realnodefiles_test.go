@@ -17,9 +17,9 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/internal/realnode"
 )
 
-// TestProgramsOfNodesHaveTheRightsOfTheirKind: Kubernetes itself binds rights to these users, and
+// TestNodeProgramsUseKubernetesIdentities: Kubernetes itself binds rights to these users, and
 // those of the Service proxy are to list and watch (see system:node-proxier).
-func TestProgramsOfNodesHaveTheRightsOfTheirKind(t *testing.T) {
+func TestNodeProgramsUseKubernetesIdentities(t *testing.T) {
 	ca, err := pki.NewCA("test")
 	if err != nil {
 		t.Fatal(err)

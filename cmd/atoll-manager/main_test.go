@@ -37,8 +37,8 @@ func command(t *testing.T, arguments ...string) (stdout, stderr string, code int
 	return out.String(), failed.String(), cmd.ProcessState.ExitCode()
 }
 
-// TestAnErrorIsTheLastLine: the state of the container shows the end of its log only.
-func TestAnErrorIsTheLastLine(t *testing.T) {
+// TestStartErrorIsTheLastOutputLine: the state of the container shows the end of its log only.
+func TestStartErrorIsTheLastOutputLine(t *testing.T) {
 	for name, tc := range map[string]struct {
 		arguments []string
 		error     string

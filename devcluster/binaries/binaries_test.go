@@ -81,7 +81,7 @@ func TestCacheDir(t *testing.T) {
 	}
 }
 
-func TestProgressTellsDownloadsPackagesAndErrorsApart(t *testing.T) {
+func TestProgressClassifiesDownloadsPackagesAndErrors(t *testing.T) {
 	p := &progress{module: "kubernetes", bin: t.TempDir(), started: time.Now()}
 	p.read(strings.NewReader(strings.Join([]string{
 		"go: downloading k8s.io/kubernetes v1.36.3",

@@ -212,8 +212,8 @@ func TestAnArchiveIsReadBack(t *testing.T) {
 	}
 }
 
-// TestOnePlatformIsReadByEachDocker: also by an image store that does not know OCI layouts.
-func TestOnePlatformIsReadByEachDocker(t *testing.T) {
+// TestSinglePlatformArchiveLoadsInAnyDocker: also by an image store that does not know OCI layouts.
+func TestSinglePlatformArchiveLoadsInAnyDocker(t *testing.T) {
 	image := build(t, Spec{Programs: map[string]string{"/a": program(t, "1")}, Architecture: "arm64"})
 	file, files := save(t, map[string][]v1.Image{"atoll/a:1": {image}})
 	saved, err := tarball.ImageFromPath(file, nil)
@@ -239,8 +239,8 @@ func TestOnePlatformIsReadByEachDocker(t *testing.T) {
 	}
 }
 
-// TestAnImageOfNothingIsRefused: a program that is missing, or a name that is none.
-func TestAnImageOfNothingIsRefused(t *testing.T) {
+// TestInvalidImageSpecIsRefused: a program that is missing, or a name that is none.
+func TestInvalidImageSpecIsRefused(t *testing.T) {
 	if _, err := New(Spec{Programs: map[string]string{"/a": filepath.Join(t.TempDir(), "none")}}); err == nil {
 		t.Error("a program that is missing is packed")
 	}

@@ -225,10 +225,10 @@ func with(metadata, rest string) string {
 // waiting is the rest of a pod at our gate and at another.
 const waiting = "spec: {schedulingGates: [{name: groupmanagement.kubeedge.io/policy}, {name: other}], containers: [{name: c, image: a}]}"
 
-// TestBoundsOfTheManager: of the writes that RBAC allows to atoll-manager, the policies refuse
+// TestAdmissionPoliciesBoundManagerWrites: of the writes that RBAC allows to atoll-manager, the policies refuse
 // those that its code does not need. The same table is tried on a real API server
 // (test/e2e, TestManagerWritesNoMoreThanItNeeds), with fewer rows.
-func TestBoundsOfTheManager(t *testing.T) {
+func TestAdmissionPoliciesBoundManagerWrites(t *testing.T) {
 	p := policiesOf(t, render(t, load(t), everything()))
 	const (
 		pod    = "spec: {containers: [{name: c, image: a}], terminationGracePeriodSeconds: 30}"
@@ -340,10 +340,10 @@ func TestBoundsOfTheManager(t *testing.T) {
 	}
 }
 
-// TestNoPolicyStopsAnother: the policies are about our own identity, our own kinds and nodes,
+// TestFailClosedPoliciesMatchAtollOnly: the policies are about our own identity, our own kinds and nodes,
 // and a value turns each of them off. One that is about other users' writes to other kinds
 // must let them pass when it fails.
-func TestNoPolicyStopsAnother(t *testing.T) {
+func TestFailClosedPoliciesMatchAtollOnly(t *testing.T) {
 	ours := map[string]bool{"atoll-united-authors": true, "atoll-override-authors": true}
 	for key, object := range render(t, load(t), everything()) {
 		p, ok := object.(*admissionregistrationv1.ValidatingAdmissionPolicy)
@@ -365,9 +365,9 @@ func TestNoPolicyStopsAnother(t *testing.T) {
 	}
 }
 
-// TestNoExpressionFails: a policy that fails refuses the write, or lets it pass, whatever its
+// TestPolicyExpressionsHandleSparseObjects: a policy that fails refuses the write, or lets it pass, whatever its
 // rules say. So each has an answer for the objects with the fewest fields, in every operation.
-func TestNoExpressionFails(t *testing.T) {
+func TestPolicyExpressionsHandleSparseObjects(t *testing.T) {
 	p := policiesOf(t, render(t, load(t), everything()))
 	least := []string{
 		"metadata: {name: x}",

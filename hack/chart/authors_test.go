@@ -19,9 +19,9 @@ func (r rights) Authorize(_ context.Context, a authorizer.Attributes) (authorize
 	return authorizer.DecisionNoOpinion, "", nil
 }
 
-// TestAuthorsMakeOnlyWhatTheyMay: the author of a UnitedDeployment needs the right to create
+// TestAuthorsCannotExceedTheirWorkloadRights: the author of a UnitedDeployment needs the right to create
 // its workloads, and that of an OverridePolicy the right to change those of the namespace.
-func TestAuthorsMakeOnlyWhatTheyMay(t *testing.T) {
+func TestAuthorsCannotExceedTheirWorkloadRights(t *testing.T) {
 	p := policiesOf(t, render(t, load(t), nil))
 	anna := &user.DefaultInfo{Name: "anna"}
 	const (

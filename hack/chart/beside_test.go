@@ -46,10 +46,10 @@ func renderBeside(t *testing.T, values map[string]any, there ...runtime.Object) 
 	return engine.RenderWithClientProvider(c, scope, definitions(there))
 }
 
-// TestAnothersDefinitionIsLeftAlone: if the cluster has a definition of the same name
+// TestForeignCRDFailsTheInstall: if the cluster has a definition of the same name
 // that is not Atoll's, nothing is rendered, and the error names the possible owner and
 // the way out.
-func TestAnothersDefinitionIsLeftAlone(t *testing.T) {
+func TestForeignCRDFailsTheInstall(t *testing.T) {
 	const nodePools, uniteds = "nodepools.apps.openyurt.io", "uniteddeployments.apps.openyurt.io"
 	adopt := func(names ...any) map[string]any { return map[string]any{"crds": map[string]any{"adopt": names}} }
 	for name, tc := range map[string]struct {

@@ -108,9 +108,9 @@ func TestPodsRunUnderRestrictedPodSecurity(t *testing.T) {
 	}
 }
 
-// TestAffinityOfTheValues: it is used, and one without a pod anti-affinity keeps the spread over
+// TestAffinityFromValuesKeepsTheZoneSpread: it is used, and one without a pod anti-affinity keeps the spread over
 // zones.
-func TestAffinityOfTheValues(t *testing.T) {
+func TestAffinityFromValuesKeepsTheZoneSpread(t *testing.T) {
 	node := map[string]any{"requiredDuringSchedulingIgnoredDuringExecution": map[string]any{"nodeSelectorTerms": []any{
 		map[string]any{"matchExpressions": []any{map[string]any{"key": "a", "operator": "Exists"}}},
 	}}}
@@ -194,10 +194,10 @@ func TestAnUpgradeStopsNoReplicaBeforeAnotherIsReady(t *testing.T) {
 	}
 }
 
-// TestOnlyReadinessWaitsForWhatTheManagerNeeds: atoll-manager may wait for its definitions, or
+// TestOnlyReadinessProbeUsesReadyz: atoll-manager may wait for its definitions, or
 // for caches, for longer than the other probes allow. They ask /healthz, which answers
 // meanwhile, so the kubelet does not restart the replica.
-func TestOnlyReadinessWaitsForWhatTheManagerNeeds(t *testing.T) {
+func TestOnlyReadinessProbeUsesReadyz(t *testing.T) {
 	container := get[*appsv1.Deployment](t, render(t, load(t), nil), "Deployment/atoll-manager").Spec.Template.Spec.Containers[0]
 	for _, probe := range []struct {
 		name string

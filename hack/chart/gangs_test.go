@@ -25,10 +25,10 @@ func gangs(values map[string]any) map[string]any {
 	return map[string]any{"gangs": block}
 }
 
-// TestVolcanosDefinitionIsLeftAlone: the chart installs the definition of PodGroups only
+// TestVolcanosPodGroupCRDIsKept: the chart installs the definition of PodGroups only
 // if the cluster has none, or the chart's own. If Volcano's is installed there is no
 // error, and the definition is not rendered.
-func TestVolcanosDefinitionIsLeftAlone(t *testing.T) {
+func TestVolcanosPodGroupCRDIsKept(t *testing.T) {
 	const name = "podgroups.scheduling.volcano.sh"
 	ours := defined(name, "app.kubernetes.io/part-of", "atoll")
 	with := func(values map[string]any, crds map[string]any) map[string]any {
@@ -69,16 +69,16 @@ func TestVolcanosDefinitionIsLeftAlone(t *testing.T) {
 	}
 }
 
-// TestAnothersDefinitionStillFails: the exception for PodGroups applies to no other kind.
-func TestAnothersDefinitionStillFails(t *testing.T) {
+// TestPodGroupExceptionCoversNoOtherCRD: the exception for PodGroups applies to no other kind.
+func TestPodGroupExceptionCoversNoOtherCRD(t *testing.T) {
 	_, err := renderBeside(t, gangs(nil), defined("podgroups.scheduling.volcano.sh"), defined("nodepools.apps.openyurt.io"))
 	if err == nil || strings.Contains(err.Error(), "podgroups") || !strings.Contains(err.Error(), "nodepools.apps.openyurt.io") {
 		t.Errorf("the error is %v", err)
 	}
 }
 
-// TestGangsAreToldToTheManager: with a flag for each value that is not its default.
-func TestGangsAreToldToTheManager(t *testing.T) {
+// TestGangsValuesBecomeManagerFlags: with a flag for each value that is not its default.
+func TestGangsValuesBecomeManagerFlags(t *testing.T) {
 	for name, tc := range map[string]struct {
 		values map[string]any
 		want   []string

@@ -109,8 +109,8 @@ func TestTheConfigurationOfNodes(t *testing.T) {
 	}
 }
 
-// TestTheUnit: the hub is always started again, waits for no network, and may do little.
-func TestTheUnit(t *testing.T) {
+// TestHubSystemdUnit: the hub is always started again, waits for no network, and may do little.
+func TestHubSystemdUnit(t *testing.T) {
 	f := filesOf(t, hubValues(map[string]any{"config": map[string]any{"cloud": servers(nil)}}))
 	for directive, want := range map[string]string{
 		"Unit/Before": "kubelet.service", "Unit/StartLimitIntervalSec": "0", "Install/WantedBy": "multi-user.target",

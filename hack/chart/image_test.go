@@ -13,9 +13,9 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/images"
 )
 
-// TestImageIsWhatTheChartRuns: the image runs as the chart's user, and the arguments of the
+// TestImageMatchesTheChartsDeployment: the image runs as the chart's user, and the arguments of the
 // chart are flags for its entrypoint.
-func TestImageIsWhatTheChartRuns(t *testing.T) {
+func TestImageMatchesTheChartsDeployment(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "program")
 	if err := os.WriteFile(program, []byte("program"), 0o700); err != nil {
 		t.Fatal(err)

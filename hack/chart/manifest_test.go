@@ -99,9 +99,9 @@ func TestManifestCanBeAppliedFromTopToBottom(t *testing.T) {
 	}
 }
 
-// TestManifestIsNobodysRelease: the manifest has no trace of Helm, and rendering it again
+// TestManifestHasNoTraceOfHelm: the manifest has no trace of Helm, and rendering it again
 // gives the same bytes.
-func TestManifestIsNobodysRelease(t *testing.T) {
+func TestManifestHasNoTraceOfHelm(t *testing.T) {
 	first, _ := install(t, nil)
 	if second, _ := install(t, nil); first != second {
 		t.Error("rendered again, it differs")

@@ -81,9 +81,9 @@ type dashboard struct {
 	}
 }
 
-// TestDashboardShowsMetricsThatThereAre reads docs/metrics.md, which is
+// TestDashboardUsesDocumentedMetricsOnly reads docs/metrics.md, which is
 // generated from the code.
-func TestDashboardShowsMetricsThatThereAre(t *testing.T) {
+func TestDashboardUsesDocumentedMetricsOnly(t *testing.T) {
 	values := map[string]any{"metrics": map[string]any{"dashboard": map[string]any{"enabled": true}}}
 	config := get[*corev1.ConfigMap](t, render(t, load(t), values), "ConfigMap/atoll-dashboard")
 	if config.Labels["grafana_dashboard"] != "1" {

@@ -10,9 +10,9 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 )
 
-// TestANodeMovesItselfNowhere: a node may not change what decides about its groups; other
+// TestKubeletCannotMoveItsNodeToAnotherGroup: a node may not change what decides about its groups; other
 // users may.
-func TestANodeMovesItselfNowhere(t *testing.T) {
+func TestKubeletCannotMoveItsNodeToAnotherGroup(t *testing.T) {
 	many := &strings.Builder{}
 	for i := range 1000 {
 		fmt.Fprintf(many, "a%d: '', ", i)

@@ -43,7 +43,7 @@ func schedulerConfig(t *testing.T, from objects) *schedulerv1.KubeSchedulerConfi
 	return object.(*schedulerv1.KubeSchedulerConfiguration)
 }
 
-func TestBothFormsAskTheExtenderAlike(t *testing.T) {
+func TestBothFormsConfigureTheExtenderAlike(t *testing.T) {
 	for name, values := range map[string]map[string]any{"Isolated": isolated(), "Plain": plain()} {
 		t.Run(name, func(t *testing.T) {
 			config := schedulerConfig(t, render(t, load(t), values))
@@ -118,7 +118,7 @@ func TestPlainForm(t *testing.T) {
 	}
 }
 
-func TestPlainFormMayAskAboutManagedPodsOnly(t *testing.T) {
+func TestPlainFormCanBeLimitedToManagedPods(t *testing.T) {
 	const mark = "atoll.dev/managed"
 	args := func(r objects) string {
 		return strings.Join(get[*appsv1.Deployment](t, r, "Deployment/atoll-manager").Spec.Template.Spec.Containers[0].Args, " ")

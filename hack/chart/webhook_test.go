@@ -93,9 +93,9 @@ func TestPodsThatReachTheWebhook(t *testing.T) {
 	}
 }
 
-// TestAReplicaThatHangsCostsLittle: the creator of a pod waits for a hanging replica
+// TestWebhookAndProbeTimeoutsAreShort: the creator of a pod waits for a hanging replica
 // until the webhook's timeout, as long as the replica is in the Service.
-func TestAReplicaThatHangsCostsLittle(t *testing.T) {
+func TestWebhookAndProbeTimeoutsAreShort(t *testing.T) {
 	got := render(t, load(t), nil)
 	for _, webhook := range get[*admissionregistrationv1.MutatingWebhookConfiguration](t, got, "MutatingWebhookConfiguration/atoll-pods").Webhooks {
 		if webhook.TimeoutSeconds == nil || *webhook.TimeoutSeconds > 2 {

@@ -10,9 +10,9 @@ import (
 
 const definition = "../../charts/atoll/files/crds/apps.openyurt.io_uniteddeployments.yaml"
 
-// TestWhatIsCommittedIsTrimmed: the definition is small enough to be stored, has the
+// TestCommittedCRDIsTrimmed: the definition is small enough to be stored, has the
 // descriptions of its own fields, and bounds the fields that its rules read.
-func TestWhatIsCommittedIsTrimmed(t *testing.T) {
+func TestCommittedCRDIsTrimmed(t *testing.T) {
 	raw, err := os.ReadFile(definition)
 	if err != nil {
 		t.Fatal(err)
@@ -52,7 +52,7 @@ func TestAFieldCalledDescriptionStays(t *testing.T) {
 	}
 }
 
-func TestAPathThatIsNotThereIsAnError(t *testing.T) {
+func TestMissingSchemaPathIsAnError(t *testing.T) {
 	if _, err := trim([]byte("spec: {versions: [{schema: {openAPIV3Schema: {properties: {}}}}]}")); err == nil {
 		t.Error("a definition without a template was trimmed")
 	}

@@ -7,9 +7,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestWhatNobodyNoticesIsFound: exactly the changes that the tests of a package do not
+// TestUndetectedMutationsAreReported: exactly the changes that the tests of a package do not
 // notice are reported.
-func TestWhatNobodyNoticesIsFound(t *testing.T) {
+func TestUndetectedMutationsAreReported(t *testing.T) {
 	for dir, want := range map[string][]string{
 		"testdata/probe": {"probe.go:5:35: >= instead of >"},
 		"testdata/whole": nil,

@@ -77,7 +77,7 @@ func requestFor(token string) Request {
 	return Request{Pod: pod(build.ReplicaSet("web-1")), Token: types.UID(token)}
 }
 
-func TestTheOneThatLeadsHandsOutSeats(t *testing.T) {
+func TestSeatRequestsAreAnsweredByTheLeader(t *testing.T) {
 	type want struct {
 		Answer Answer
 		Err    error
@@ -116,7 +116,7 @@ func TestTheOneThatLeadsHandsOutSeats(t *testing.T) {
 	}
 }
 
-func TestASeatIsHandedOutOnceThoughManyAsk(t *testing.T) {
+func TestSeatIsAssignedOnceAcrossReplicas(t *testing.T) {
 	leader, other := newReplica(t, true, ground()...), newReplica(t, false)
 	other.follow(leader)
 	dry := requestFor("dry")
@@ -145,7 +145,7 @@ func TestASeatIsHandedOutOnceThoughManyAsk(t *testing.T) {
 	}
 }
 
-func TestAQuestionThatCannotBeAnsweredIsAnError(t *testing.T) {
+func TestInvalidSeatRequestIsAnError(t *testing.T) {
 	gone := Request{Pod: pod(build.ReplicaSet("gone")), Token: "t"}
 	for name, ask := range map[string]Request{"no token": {Pod: requestFor("").Pod}, "no pod": {Token: "t"}, "an owner that does not exist": gone} {
 		t.Run(name, func(t *testing.T) {
@@ -160,7 +160,7 @@ func TestAQuestionThatCannotBeAnsweredIsAnError(t *testing.T) {
 	}
 }
 
-func TestWithoutALeaderNobodyGetsASeat(t *testing.T) {
+func TestNoSeatIsAssignedWithoutALeader(t *testing.T) {
 	t.Run("no leader is known", func(t *testing.T) {
 		if _, err := newReplica(t, false).Assign(t.Context(), requestFor("t")); !errors.Is(err, ErrNoLeader) {
 			t.Errorf("error is %v", err)
@@ -234,9 +234,9 @@ type transport func(*http.Request) (*http.Response, error)
 
 func (t transport) RoundTrip(r *http.Request) (*http.Response, error) { return t(r) }
 
-// TestALeaderThatHangsIsAskedForASecondAtMost: the API server waits two seconds for the
+// TestRequestToTheLeaderTimesOutAfterASecond: the API server waits two seconds for the
 // webhook, and then creates the pod without its policy.
-func TestALeaderThatHangsIsAskedForASecondAtMost(t *testing.T) {
+func TestRequestToTheLeaderTimesOutAfterASecond(t *testing.T) {
 	r := newReplica(t, false)
 	r.Leader = func() string { return "leader:9444" }
 	r.Transport = transport(func(request *http.Request) (*http.Response, error) {
@@ -250,8 +250,8 @@ func TestALeaderThatHangsIsAskedForASecondAtMost(t *testing.T) {
 	}
 }
 
-// TestARequestForASeatWaitsWithoutATurn: for the leader, and for watches that are behind.
-func TestARequestForASeatWaitsWithoutATurn(t *testing.T) {
+// TestSeatRequestReleasesItsTurnWhileWaiting: for the leader, and for watches that are behind.
+func TestSeatRequestReleasesItsTurnWhileWaiting(t *testing.T) {
 	ctx, free := turns.Last(t)
 	follower := newReplica(t, false)
 	follower.Leader = func() string { return "leader:9444" }
@@ -279,10 +279,10 @@ func TestARequestForASeatWaitsWithoutATurn(t *testing.T) {
 	}
 }
 
-// TestASuccessorWaitsForTheOneThatLeft: the owner has seen that a pod was deleted, and the
+// TestSeatRequestWaitsForObservedDeletion: the owner has seen that a pod was deleted, and the
 // ledger has not yet. A seat that is given before that would be in a group that lacks no
 // pod.
-func TestASuccessorWaitsForTheOneThatLeft(t *testing.T) {
+func TestSeatRequestWaitsForObservedDeletion(t *testing.T) {
 	for name, tc := range map[string]struct {
 		deleted bool
 		want    string

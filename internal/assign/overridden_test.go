@@ -9,9 +9,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestNoReplicaOverridesWhatTheAPIServerRefuses: the leader has tried the overrides on the
+// TestRefusedTrialStopsOverridesOnEveryReplica: the leader has tried the overrides on the
 // API server. Other replicas get the result from the leader.
-func TestNoReplicaOverridesWhatTheAPIServerRefuses(t *testing.T) {
+func TestRefusedTrialStopsOverridesOnEveryReplica(t *testing.T) {
 	deployment := build.Deployment("web", build.Bound("p", "o"), build.Replicas(2))
 	objects := ground()[3:]
 	objects = append(objects, deployment, build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(2)),
@@ -38,9 +38,9 @@ func TestNoReplicaOverridesWhatTheAPIServerRefuses(t *testing.T) {
 	}
 }
 
-// TestWhatCouldNotBeTriedOverridesPodsOfBoundWorkloadsOnly: if a workload is not bound,
+// TestUntriedOverrideAppliesToBoundWorkloadsOnly: if a workload is not bound,
 // another replica may have found that the API server refuses its pods.
-func TestWhatCouldNotBeTriedOverridesPodsOfBoundWorkloadsOnly(t *testing.T) {
+func TestUntriedOverrideAppliesToBoundWorkloadsOnly(t *testing.T) {
 	for name, tc := range map[string]struct {
 		labels build.Option
 		takes  bool

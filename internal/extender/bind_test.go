@@ -25,7 +25,7 @@ import (
 
 var podResource = schema.GroupResource{Resource: "pods"}
 
-func TestBindOrdersImagesBeforeTheBindingAndLabelsWithIt(t *testing.T) {
+func TestBindPatchesImagesBeforeTheBinding(t *testing.T) {
 	objects := append(ground(build.Bound("", "o")), build.OverridePolicy("o", build.Registry("hz", "hz.io")), webPod(0))
 	d := newFixture(t, objects...)
 	d.filter(webPod(0), allNodes...)
@@ -226,7 +226,7 @@ func TestBind(t *testing.T) {
 	}
 }
 
-func TestBindAskedTwiceSucceedsTwice(t *testing.T) {
+func TestRepeatedBindSucceeds(t *testing.T) {
 	d := newFixture(t, append(ground(), webPod(0))...)
 	if err := d.bind(webPod(0), "node-hz"); err != nil {
 		t.Fatal(err)
@@ -298,7 +298,7 @@ func TestAnswersToABinding(t *testing.T) {
 	}
 }
 
-func TestABindingThatMayBeDoneKeepsTheSeat(t *testing.T) {
+func TestUnconfirmedBindingKeepsTheSeat(t *testing.T) {
 	d := newFixture(t, append(ground(), webPod(0))...)
 	d.bindError = apierrors.NewConflict(podResource, "web-1-0", errors.New("already assigned"))
 	d.filter(webPod(0), allNodes...)
@@ -330,9 +330,9 @@ func TestASeatIsGivenBackWhenImagesCannotBeWritten(t *testing.T) {
 	}
 }
 
-// TestAPodOfTheSystemIsBoundWithItsImages: in the namespaces of the system the API server
+// TestSystemPodIsBoundWithUnchangedImages: in the namespaces of the system the API server
 // refuses to change images. The pod must run all the same. Other errors are tried again.
-func TestAPodOfTheSystemIsBoundWithItsImages(t *testing.T) {
+func TestSystemPodIsBoundWithUnchangedImages(t *testing.T) {
 	for name, tc := range map[string]struct {
 		system bool
 		err    error
@@ -383,9 +383,9 @@ func TestAPodThatIsRefusedKeepsTheSeatThatItGotAtCreation(t *testing.T) {
 	}
 }
 
-// TestAJobsPodStartsAsItIs: a Job's pod that lacks overrides is bound, because pods of Jobs
+// TestJobPodIsBoundWithoutItsOverrides: a Job's pod that lacks overrides is bound, because pods of Jobs
 // are not recreated. A pod of a Deployment is not bound.
-func TestAJobsPodStartsAsItIs(t *testing.T) {
+func TestJobPodIsBoundWithoutItsOverrides(t *testing.T) {
 	job := build.Job("batch", build.Bound("p", "o"))
 	pod := build.Pod("batch-0", build.OwnedBy(job), build.Container("c", "nginx:1"))
 	d := newFixture(t, append(ground(build.Bound("", "o")), job, pod, webPod(0),

@@ -24,7 +24,7 @@ func (r replicas) RoundTrip(request *http.Request) (*http.Response, error) {
 	return w.Result(), nil
 }
 
-func TestAReplicaThatDoesNotLead(t *testing.T) {
+func TestFollowerForwardsRequestsToTheLeader(t *testing.T) {
 	leader := newFixture(t, ground()...)
 	calls := 0
 	leads := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

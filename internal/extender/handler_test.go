@@ -173,7 +173,7 @@ func TestFilter(t *testing.T) {
 	}
 }
 
-func TestUnmanagedPodsTouchNothing(t *testing.T) {
+func TestUnmanagedPodsLeaveNoLedgerEntry(t *testing.T) {
 	d := newFixture(t, append(ground(), build.ReplicaSet("free"))...)
 	for _, pod := range []*corev1.Pod{build.Pod("bare"), build.Pod("owned", build.OwnedBy(build.ReplicaSet("free")))} {
 		d.filter(pod, allNodes...)
@@ -251,7 +251,7 @@ func TestPrioritize(t *testing.T) {
 	}
 }
 
-func TestPreemptDropsNodesWhereVictimsWouldDieForNothing(t *testing.T) {
+func TestPreemptDropsNodesWithUselessVictims(t *testing.T) {
 	full := append(ground(), webPod(0, build.On("node-hz")), webPod(1, build.On("node-hz")), webPod(2, build.On("node-hz")))
 	daemons := build.DaemonSet("agent", build.Bound("q", ""))
 	tests := map[string]struct {
@@ -330,7 +330,7 @@ func TestPreemptDropsNodesWhereVictimsWouldDieForNothing(t *testing.T) {
 
 var verbs = []string{"filter", "prioritize", "preempt", "bind"}
 
-func TestRequestsThatAreNone(t *testing.T) {
+func TestMalformedRequestsAreRefused(t *testing.T) {
 	d := newFixture(t, ground()...)
 	tests := map[string]struct {
 		method string
@@ -427,9 +427,9 @@ func TestRepliesAreNotChunked(t *testing.T) {
 	}
 }
 
-// TestTextsNeverChange: kube-scheduler retries a pod at once if the text of a refusal
+// TestRefusalTextStaysTheSame: kube-scheduler retries a pod at once if the text of a refusal
 // differs from the last one.
-func TestTextsNeverChange(t *testing.T) {
+func TestRefusalTextStaysTheSame(t *testing.T) {
 	d := newFixture(t, ground()...)
 	var last map[string]string
 	for i := range 8 {

@@ -85,9 +85,9 @@ func serve(t *testing.T, handler http.Handler) (address string, client *tls.Conf
 	return address, &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13}
 }
 
-// TestALostHostIsLeftAfterAFewCalls uses an HTTP client that is configured as
+// TestClientDropsALostHostAfterFewCalls uses an HTTP client that is configured as
 // kube-scheduler's.
-func TestALostHostIsLeftAfterAFewCalls(t *testing.T) {
+func TestClientDropsALostHostAfterFewCalls(t *testing.T) {
 	address, trust := serve(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	host := &lossyHost{}
 	transport := utilnet.SetTransportDefaults(&http.Transport{TLSClientConfig: trust, DialContext: host.dial})

@@ -60,8 +60,8 @@ func TestPodsThatAreToNameAPodGroup(t *testing.T) {
 	}
 }
 
-// TestWhatChangesOfAPod: most status updates of a pod do not matter to PodGroups.
-func TestWhatChangesOfAPod(t *testing.T) {
+// TestPodChangesThatMatterToPodGroups: most status updates of a pod do not matter to PodGroups.
+func TestPodChangesThatMatterToPodGroups(t *testing.T) {
 	pod := build.Pod("a")
 	tests := map[string]struct {
 		change func(*corev1.Pod)
@@ -86,8 +86,8 @@ func TestWhatChangesOfAPod(t *testing.T) {
 	}
 }
 
-// TestRulesThatPointBeyondAnEndAreCounted by a metric.
-func TestRulesThatPointBeyondAnEndAreCounted(t *testing.T) {
+// TestClampedRuleLevelsAreCounted by a metric.
+func TestClampedRuleLevelsAreCounted(t *testing.T) {
 	clamped := func() float64 {
 		t.Helper()
 		families, err := metrics.Registry.Gather()
@@ -159,7 +159,7 @@ func TestPodGroupsAreServedOrNot(t *testing.T) {
 	}
 }
 
-func TestPodGroupsThatNobodyWroteByHand(t *testing.T) {
+func TestGeneratedPodGroupsAreRecognized(t *testing.T) {
 	group := func(name, owner string, labels map[string]string) *Group {
 		u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"minMember": int64(2), "minResources": map[string]any{"pods": "1"}}, "status": map[string]any{"phase": "Running"}}}
 		u.SetName(name)

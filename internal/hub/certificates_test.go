@@ -150,8 +150,8 @@ func TestTokensFile(t *testing.T) {
 	}
 }
 
-// TestTokensThatReplaceOthers are written, and those that were refused are not known after a restart.
-func TestTokensThatReplaceOthers(t *testing.T) {
+// TestTokensFileDropsRefusedTokens are written, and those that were refused are not known after a restart.
+func TestTokensFileDropsRefusedTokens(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.json")
 	tokens, save := readTokens(path, logr.Discard())
 	tokens.Accepted("old", time.Now())
@@ -202,8 +202,8 @@ func TestATokenIsKeptWithinASecond(t *testing.T) {
 	})
 }
 
-// TestAFileThatCannotBeReadStays: it may be readable again.
-func TestAFileThatCannotBeReadStays(t *testing.T) {
+// TestUnreadableTokensFileIsKept: it may be readable again.
+func TestUnreadableTokensFileIsKept(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.json")
 	if err := os.Mkdir(path, 0o700); err != nil { // reading it is an error
 		t.Fatal(err)

@@ -112,9 +112,9 @@ func TestManyConnectionsOfAClient(t *testing.T) {
 	}
 }
 
-// TestAllIdentitiesTogether: the identity with the most connections loses one, however many there are.
+// TestBusiestIdentityLosesAConnection: the identity with the most connections loses one, however many there are.
 // Those of the node are not bounded.
-func TestAllIdentitiesTogether(t *testing.T) {
+func TestBusiestIdentityLosesAConnection(t *testing.T) {
 	c := &connections{max: maxStrangers}
 	trust := c.known(&identity.Recognizer{Tokens: identity.NewTokens(nil, nil)})
 	add := func(token string) net.Conn {
@@ -155,8 +155,8 @@ func TestAllIdentitiesTogether(t *testing.T) {
 	}
 }
 
-// TestManyObservers: the oldest connections of the second port are closed, and idle ones after a time.
-func TestManyObservers(t *testing.T) {
+// TestObserverConnectionsAreBounded: the oldest connections of the second port are closed, and idle ones after a time.
+func TestObserverConnectionsAreBounded(t *testing.T) {
 	server := newObserving(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), logr.Discard())
 	if server.IdleTimeout <= 0 || server.ReadTimeout <= 0 {
 		t.Error("the time of a connection is not bounded")
@@ -185,9 +185,9 @@ func TestManyObservers(t *testing.T) {
 	}
 }
 
-// TestAConnectionThatTakesNothing is closed, also if its client has asked for any amount: what it has asked for
+// TestUnreadConnectionIsClosed is closed, also if its client has asked for any amount: what it has asked for
 // would wait for ever.
-func TestAConnectionThatTakesNothing(t *testing.T) {
+func TestUnreadConnectionIsClosed(t *testing.T) {
 	if within := (trial{}).http2().WriteByteTimeout; within != proxy.TakeWithin {
 		t.Errorf("a hub that nobody tests waits %v", within)
 	}

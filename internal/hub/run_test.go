@@ -210,8 +210,8 @@ func TestAnswersAreStoredWhenTheHubEnds(t *testing.T) {
 	}
 }
 
-// TestClientsThatMisbehave do not keep others from being answered.
-func TestClientsThatMisbehave(t *testing.T) {
+// TestMisbehavingClientsDoNotBlockOthers do not keep others from being answered.
+func TestMisbehavingClientsDoNotBlockOthers(t *testing.T) {
 	r := runHub(t, t.TempDir(), newCloud(t))
 	if code, _, err := r.ask(configMapsPath); err != nil || code != http.StatusOK {
 		t.Fatalf("%d, %v", code, err)
@@ -286,8 +286,8 @@ func TestClientsThatMisbehave(t *testing.T) {
 	}
 }
 
-// TestAnExecDoesNotKeepTheHubFromEnding: it breaks off, as it does when a node is started again.
-func TestAnExecDoesNotKeepTheHubFromEnding(t *testing.T) {
+// TestOpenExecDoesNotDelayShutdown: it breaks off, as it does when a node is started again.
+func TestOpenExecDoesNotDelayShutdown(t *testing.T) {
 	over := make(chan struct{})
 	cloud := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Upgrade") == "" {

@@ -143,8 +143,8 @@ func TestTheServingCertificateIsRenewed(t *testing.T) {
 	}
 }
 
-// TestAClockThatIsWrong after a loss of power makes no new CA: clients trust the one that is there.
-func TestAClockThatIsWrong(t *testing.T) {
+// TestWrongClockCreatesNoNewCA after a loss of power makes no new CA: clients trust the one that is there.
+func TestWrongClockCreatesNoNewCA(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "serving")
 	if _, err := newServing(dir, "127.0.0.1:10261", time.Now, logr.Discard()); err != nil {
 		t.Fatal(err)
@@ -165,9 +165,9 @@ func TestAClockThatIsWrong(t *testing.T) {
 	}
 }
 
-// TestAClockThatJumps: once it is right again, clients that know the CA trust the hub, while it runs and
+// TestServingCASurvivesClockJumps: once it is right again, clients that know the CA trust the hub, while it runs and
 // after restarts.
-func TestAClockThatJumps(t *testing.T) {
+func TestServingCASurvivesClockJumps(t *testing.T) {
 	const day = 24 * time.Hour
 	for name, jump := range map[string]time.Duration{
 		"a month ahead": 30 * day, "half a year ahead": 182 * day, "9 years ahead": 9 * 365 * day, "40 years ahead": 40 * 365 * day,
@@ -209,9 +209,9 @@ func TestAClockThatJumps(t *testing.T) {
 	}
 }
 
-// TestCertificatesOfAClockThatWasAhead, which an earlier version has made, are made anew, with the same
+// TestFutureCertificatesAreReissuedWithTheSameKey, which an earlier version has made, are made anew, with the same
 // key of the CA: clients that have read its certificate when it was right go on.
-func TestCertificatesOfAClockThatWasAhead(t *testing.T) {
+func TestFutureCertificatesAreReissuedWithTheSameKey(t *testing.T) {
 	for name, made := range map[string]struct{ ca, leaf time.Duration }{
 		"the certificate": {-time.Hour, 4000 * time.Hour}, "the CA too": {4000 * time.Hour, 4000 * time.Hour}, "none": {-time.Hour, -time.Hour},
 	} {

@@ -24,9 +24,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestTheStatusTellsOfTheCertificate: until when it is valid, and what prevents a new one, for people
+// TestStatusShowsTheNodeCertificate: until when it is valid, and what prevents a new one, for people
 // and as a metric.
-func TestTheStatusTellsOfTheCertificate(t *testing.T) {
+func TestStatusShowsTheNodeCertificate(t *testing.T) {
 	for name, tc := range map[string]struct {
 		expires time.Time
 		problem error
@@ -77,9 +77,9 @@ func TestTheStatusTellsOfTheCertificate(t *testing.T) {
 	}
 }
 
-// TestTheStatusTellsOfRefusals: that no API server is ready, and that the cloud refuses the certificate of
+// TestStatusShowsRefusals: that no API server is ready, and that the cloud refuses the certificate of
 // the node although the hub has a valid one. The metrics have the code.
-func TestTheStatusTellsOfRefusals(t *testing.T) {
+func TestStatusShowsRefusals(t *testing.T) {
 	var refuses atomic.Bool
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {

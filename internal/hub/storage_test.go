@@ -90,8 +90,8 @@ func contains(t *testing.T, dir, text string) bool {
 	return found
 }
 
-// TestWhatIsKeptIsEncrypted with the content of a file, and is there after a restart.
-func TestWhatIsKeptIsEncrypted(t *testing.T) {
+// TestCacheOnDiskIsEncrypted with the content of a file, and is there after a restart.
+func TestCacheOnDiskIsEncrypted(t *testing.T) {
 	s := newStorage(t)
 	s.key(strings.Repeat("k", 32))
 	s.with(s.put)
@@ -107,8 +107,8 @@ func TestWhatIsKeptIsEncrypted(t *testing.T) {
 	})
 }
 
-// TestAnotherKey: the cache is begun anew, and the log says so.
-func TestAnotherKey(t *testing.T) {
+// TestChangedKeyClearsTheCache: the cache is begun anew, and the log says so.
+func TestChangedKeyClearsTheCache(t *testing.T) {
 	for name, change := range map[string]func(*storage){
 		"another key":    func(s *storage) { s.key(strings.Repeat("x", 32)) },
 		"no key":         func(s *storage) { s.config.EncryptionKeyFile = "" },

@@ -20,7 +20,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-func TestPodsThatWentPastTheWebhookAreCounted(t *testing.T) {
+func TestPodsThatBypassTheWebhookAreCounted(t *testing.T) {
 	start := time.Unix(1_000_000, 0)
 	managed, free := build.ReplicaSet("managed", build.Requires("p", "")), build.ReplicaSet("free")
 	tests := map[string]struct {

@@ -34,9 +34,9 @@ func TestAReplicaWhoseLockIsHeldIsNotReady(t *testing.T) {
 	}
 }
 
-// TestAListThatBeginsAnewLeavesAReplicaReady: otherwise an edit of the ConfigMap would
+// TestRelistLeavesAReplicaReady: otherwise an edit of the ConfigMap would
 // make all replicas not Ready at once.
-func TestAListThatBeginsAnewLeavesAReplicaReady(t *testing.T) {
+func TestRelistLeavesAReplicaReady(t *testing.T) {
 	p, s := connected(t)
 	if p.listed(nil) == nil {
 		t.Fatal("Ready before anything was listed")

@@ -118,7 +118,7 @@ func TestConnectPassesNodesToTheLedger(t *testing.T) {
 	}
 }
 
-func TestLeadingEndsBeforeItBeginsWhenNothingIsListed(t *testing.T) {
+func TestReplicaDoesNotLeadBeforeItHasListed(t *testing.T) {
 	p, _ := connected(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
@@ -205,7 +205,7 @@ func TestTheLeaderIsFoundInItsLease(t *testing.T) {
 	}
 }
 
-func TestWhoHoldsTheLease(t *testing.T) {
+func TestLeaderAddressFromTheLeaseHolder(t *testing.T) {
 	tests := map[string]struct {
 		holder *string
 		want   string

@@ -101,9 +101,9 @@ func (a *emptyAPI) awaitQuestions(t *testing.T, n int, ended <-chan error) {
 	})
 }
 
-// TestRunAsksForNothingElseBeforeItsKindsAreServed: the caches of a kind that is not served
+// TestRunReadsNothingBeforeItsKindsAreServed: the caches of a kind that is not served
 // cannot be made, so a manager that does not wait ends, and its container starts again and again.
-func TestRunAsksForNothingElseBeforeItsKindsAreServed(t *testing.T) {
+func TestRunReadsNothingBeforeItsKindsAreServed(t *testing.T) {
 	api := &emptyAPI{}
 	_, ended := started(t.Context(), t, api)
 	api.awaitQuestions(t, 2, ended)

@@ -13,8 +13,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestHowManyPodsAnOwnerHas: this number is the upper bound of minMember.
-func TestHowManyPodsAnOwnerHas(t *testing.T) {
+// TestPodCountOfEachOwnerKind: this number is the upper bound of minMember.
+func TestPodCountOfEachOwnerKind(t *testing.T) {
 	job := func(change func(*batchv1.Job)) build.Object {
 		job := build.Job("job")
 		job.Spec.Parallelism = new(int32(4))
@@ -53,9 +53,9 @@ func TestHowManyPodsAnOwnerHas(t *testing.T) {
 	}
 }
 
-// TestHowAnOwnerIsDeleted: finalizers decide whether a PodGroup may get an owner reference,
+// TestDeletionFinalizersOfAnOwner: finalizers decide whether a PodGroup may get an owner reference,
 // so they count as a change.
-func TestHowAnOwnerIsDeleted(t *testing.T) {
+func TestDeletionFinalizersOfAnOwner(t *testing.T) {
 	is := build.Owner(build.Deployment("web", build.Deleting("example.com/a")))
 	for finalizer, want := range map[string]ownership.Gang{
 		"example.com/a":                                   {},

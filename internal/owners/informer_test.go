@@ -76,7 +76,7 @@ func TestInformersKeepTheCacheLikeTheAPIServer(t *testing.T) {
 	}
 }
 
-func TestUnsetReplicasAreOne(t *testing.T) {
+func TestUnsetReplicasDefaultToOne(t *testing.T) {
 	for name, o := range map[string]build.Object{
 		"Deployment":  build.Deployment("o", build.With(func(d *appsv1.Deployment) { d.Spec.Replicas = nil })),
 		"ReplicaSet":  build.ReplicaSet("o", build.With(func(rs *appsv1.ReplicaSet) { rs.Spec.Replicas = nil })),
@@ -104,7 +104,7 @@ func informerOf(w *Walker, kind string) *informer {
 	return nil
 }
 
-func TestReplaceDropsWhatIsGoneAndOnlyOfItsKind(t *testing.T) {
+func TestReplaceDropsMissingObjectsOfItsKindOnly(t *testing.T) {
 	w := NewWalker(build.NewAPI(t).Client())
 	type change struct{ Old, New string }
 	var changes []change
@@ -175,9 +175,9 @@ func TestControllerOf(t *testing.T) {
 	}
 }
 
-// TestAListOfOwnersIsGatheredSlim: the reflector holds slim objects until a list is
+// TestReflectorStoresSlimOwners: the reflector holds slim objects until a list is
 // complete.
-func TestAListOfOwnersIsGatheredSlim(t *testing.T) {
+func TestReflectorStoresSlimOwners(t *testing.T) {
 	w := NewWalker(build.NewAPI(t).Client())
 	var store cache.ReflectorStore = informerOf(w, "Deployment")
 	transforming, ok := store.(cache.TransformingStore)

@@ -192,9 +192,9 @@ func TestAnOwnerIsReadOnce(t *testing.T) {
 	}
 }
 
-// TestAForbiddenOwner ends the chain at the owner below. A direct owner is in the chain with
+// TestForbiddenOwnerEndsTheChain ends the chain at the owner below. A direct owner is in the chain with
 // the fields of its reference. Once RBAC allows it, the owner is read.
-func TestAForbiddenOwner(t *testing.T) {
+func TestForbiddenOwnerEndsTheChain(t *testing.T) {
 	r := newLineage(t, nil, of(flows, "flow", ref(fleets, "fleet")), of(fleets, "fleet", nil))
 	forbidden := map[string]bool{"fleets": true, "flows": true}
 	var mu sync.Mutex
@@ -242,9 +242,9 @@ func TestAForbiddenOwner(t *testing.T) {
 	check([]string{"Pod pod", "Flow flow", "Fleet fleet"}, "", "")
 }
 
-// TestAKindThatMovesToAnotherVersion is discovered again, and its objects are not taken for
+// TestKindInANewVersionIsRediscovered is discovered again, and its objects are not taken for
 // deleted.
-func TestAKindThatMovesToAnotherVersion(t *testing.T) {
+func TestKindInANewVersionIsRediscovered(t *testing.T) {
 	r := newLineage(t, nil, of(flows, "flow", nil))
 	chain, end, err := r.Chain(t.Context(), podOf(ref(flows, "flow")))
 	if err != nil || end != nil || len(chain) != 2 {
@@ -268,8 +268,8 @@ func TestAKindThatMovesToAnotherVersion(t *testing.T) {
 	}
 }
 
-// TestAnOwnerOfAnotherNamespaceInTheCache is not an owner of the pod.
-func TestAnOwnerOfAnotherNamespaceInTheCache(t *testing.T) {
+// TestOwnerInAnotherNamespaceIsIgnored is not an owner of the pod.
+func TestOwnerInAnotherNamespaceIsIgnored(t *testing.T) {
 	abroad := build.Job("job", func(o build.Object) { o.SetNamespace("elsewhere") })
 	r := newLineage(t, []build.Object{abroad})
 	chain, end, err := r.Chain(t.Context(), podOf(ref(build.Owner(abroad).GroupVersionKind, "job")))
@@ -303,9 +303,9 @@ func TestAnAPIServerThatFails(t *testing.T) {
 	}
 }
 
-// TestWhoeverHasNoTimeLeavesTheReadToOthers: the read goes on after its caller timed out,
+// TestReadContinuesAfterItsCallerTimesOut: the read goes on after its caller timed out,
 // and the next caller gets its result.
-func TestWhoeverHasNoTimeLeavesTheReadToOthers(t *testing.T) {
+func TestReadContinuesAfterItsCallerTimesOut(t *testing.T) {
 	r := newLineage(t, nil, of(flows, "flow", nil))
 	hold := make(chan struct{})
 	r.meta.PrependReactor("get", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -408,8 +408,8 @@ func TestAnExactVersionIsThatOfTheReference(t *testing.T) {
 	}
 }
 
-// TestAKindThatMayBeReadAndNotListedIsReadSeldom: reads are not repeated before keptTime.
-func TestAKindThatMayBeReadAndNotListedIsReadSeldom(t *testing.T) {
+// TestReadsOfAnUnlistableKindAreCached: reads are not repeated before keptTime.
+func TestReadsOfAnUnlistableKindAreCached(t *testing.T) {
 	r := newLineage(t, nil, of(flows, "flow", nil))
 	r.meta.PrependReactor("list", "flows", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewForbidden(action.GetResource().GroupResource(), "", errors.New("get only"))
@@ -429,9 +429,9 @@ func TestAKindThatMayBeReadAndNotListedIsReadSeldom(t *testing.T) {
 	}
 }
 
-// TestAnOwnerThatGoesIsNotKept: once the watch has listed the kind, a read from before
+// TestReadOfADeletedOwnerExpires: once the watch has listed the kind, a read from before
 // expires after recentTime.
-func TestAnOwnerThatGoesIsNotKept(t *testing.T) {
+func TestReadOfADeletedOwnerExpires(t *testing.T) {
 	r := newLineage(t, nil, of(flows, "flow", nil))
 	r.run(t)
 	if _, _, err := r.Chain(t.Context(), podOf(ref(flows, "flow"))); err != nil {
@@ -465,8 +465,8 @@ func TestAKindThatIsForgottenIsWatchedAgain(t *testing.T) {
 	}
 }
 
-// TestAKindThatIsWrittenOtherwiseIsTheSame: owner references may spell a kind in any case.
-func TestAKindThatIsWrittenOtherwiseIsTheSame(t *testing.T) {
+// TestKindsAreMatchedInAnyCase: owner references may spell a kind in any case.
+func TestKindsAreMatchedInAnyCase(t *testing.T) {
 	r := newLineage(t, nil, of(flows, "flow", nil))
 	r.run(t)
 	if _, _, err := r.Chain(t.Context(), podOf(ref(flows, "flow"))); err != nil {
@@ -489,9 +489,9 @@ func TestAKindThatIsWrittenOtherwiseIsTheSame(t *testing.T) {
 	}
 }
 
-// TestOwnersThatChangeNothingForGangsAreNotTold: statuses of ReplicaSets change all the
+// TestIrrelevantOwnerChangesCallNoGangHandler: statuses of ReplicaSets change all the
 // time.
-func TestOwnersThatChangeNothingForGangsAreNotTold(t *testing.T) {
+func TestIrrelevantOwnerChangesCallNoGangHandler(t *testing.T) {
 	r := newLineage(t, nil)
 	calls := 0
 	r.OnChange(func(_, _ *ownership.Object) { calls++ })

@@ -111,9 +111,9 @@ func TestAKindThatCannotBeListedHoldsUpItsOwnPodsOnly(t *testing.T) {
 	}
 }
 
-// TestAnOwnerThatCannotBeReadIsNotTakenForNone: it may require a policy. It is read once
+// TestUnreadableOwnerIsNotTreatedAsMissing: it may require a policy. It is read once
 // per unreadTime, until its kind is listed.
-func TestAnOwnerThatCannotBeReadIsNotTakenForNone(t *testing.T) {
+func TestUnreadableOwnerIsNotTreatedAsMissing(t *testing.T) {
 	h := newFixture(t, custom(widgets, "main", build.Requires("p", "")))
 	clock := testingclock.NewFakeClock(time.Now())
 	h.clock = clock
@@ -154,9 +154,9 @@ func TestAnOwnerThatCannotBeReadIsNotTakenForNone(t *testing.T) {
 	}
 }
 
-// TestAnOwnerIsReadForASecondAtMost: the creation of pods waits for the read, and the API
+// TestOwnerReadTimesOutAfterASecond: the creation of pods waits for the read, and the API
 // server waits up to 30 seconds for a conversion webhook.
-func TestAnOwnerIsReadForASecondAtMost(t *testing.T) {
+func TestOwnerReadTimesOutAfterASecond(t *testing.T) {
 	w := NewWalker(build.NewAPI(t).Client())
 	for gk, k := range w.kinds {
 		k.get = func(ctx context.Context, _, _ string) (any, error) {
@@ -173,8 +173,8 @@ func TestAnOwnerIsReadForASecondAtMost(t *testing.T) {
 	}
 }
 
-// TestAnOwnerIsReadWithoutATurn: other requests are answered while the API server is asked.
-func TestAnOwnerIsReadWithoutATurn(t *testing.T) {
+// TestOwnerReadReleasesItsTurn: other requests are answered while the API server is asked.
+func TestOwnerReadReleasesItsTurn(t *testing.T) {
 	ctx, free := turns.Last(t)
 	w := NewWalker(build.NewAPI(t).Client())
 	read := 0
@@ -255,9 +255,9 @@ func TestAnOwnerThatCannotExistIsNotRead(t *testing.T) {
 	}
 }
 
-// TestAnOwnerThatIsGoneIsAskedForOnce: its pods are walked again and again until the
+// TestDeletedOwnerIsReadOnce: its pods are walked again and again until the
 // garbage collector deletes them.
-func TestAnOwnerThatIsGoneIsAskedForOnce(t *testing.T) {
+func TestDeletedOwnerIsReadOnce(t *testing.T) {
 	api := build.NewAPI(t, build.ReplicaSet("other", build.UID("younger")))
 	w := NewWalker(api.Client())
 	clock := testingclock.NewFakeClock(time.Now())

@@ -212,7 +212,7 @@ func TestACycleRequiringAPolicyEnds(t *testing.T) {
 	}
 }
 
-func TestPodsOfAnOwnerThatTheCacheDoesNotHoldHaveNoWorkloadYet(t *testing.T) {
+func TestPodsOfAnUncachedOwnerHaveNoWorkload(t *testing.T) {
 	orphan := build.ReplicaSet("orphan", build.OwnedBy(build.Deployment("unseen")))
 	w := newWalker(build.NewAPI(t), orphan)
 	for _, uid := range []types.UID{"nobody", "", "orphan"} {
@@ -275,7 +275,7 @@ func TestRequiring(t *testing.T) {
 	}
 }
 
-func TestHandlersAreToldOfEveryChange(t *testing.T) {
+func TestHandlersGetEveryOwnerChange(t *testing.T) {
 	w := NewWalker(build.NewAPI(t).Client())
 	var calls []string
 	w.OnChange(func(old, new *ownership.Object) {

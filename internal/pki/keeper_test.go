@@ -259,7 +259,7 @@ func TestANewCAKeepsTheOldOneTrustedWhileItIsValid(t *testing.T) {
 	}
 }
 
-func TestAnotherReplicaWroteFirst(t *testing.T) {
+func TestLostWriteRaceUsesTheWinnersSecret(t *testing.T) {
 	secrets := corev1.SchemeGroupVersion.WithResource("secrets")
 	resource := secrets.GroupResource()
 	// race makes the winner write just before the loser does, and the write of the loser
@@ -601,9 +601,9 @@ func TestInjectCAWithoutConfigurationsAndWithErrors(t *testing.T) {
 	}
 }
 
-// TestARefusalNamesTheWayOut: without the right to write webhook configurations, which the chart
+// TestForbiddenWebhookPatchNamesTheRemedy: without the right to write webhook configurations, which the chart
 // can take away, the error says how it is given.
-func TestARefusalNamesTheWayOut(t *testing.T) {
+func TestForbiddenWebhookPatchNamesTheRemedy(t *testing.T) {
 	mutating, validating := webhooks(nil)
 	r := newReplica(t, fake.NewSimpleClientset(mutating, validating))
 	r.ensure()

@@ -78,8 +78,8 @@ func TestAGroupIsAwayAfterTheTimeThatThePolicySays(t *testing.T) {
 	}
 }
 
-// TestDaemonSetsHaveNothingToDivide: their pods may run in a group that is away.
-func TestDaemonSetsHaveNothingToDivide(t *testing.T) {
+// TestAwayGroupsStayOpenToDaemonSets: their pods may run in a group that is away.
+func TestAwayGroupsStayOpenToDaemonSets(t *testing.T) {
 	daemons := build.DaemonSet("agent", build.Bound("p", ""))
 	policy := build.PropagationPolicy("p", build.Weight(1, "a", "b"), failsOver(1))
 	l := newTestResolver(t, daemons, policy, build.Node("n-a", build.InGroup("a"), silent(time.Unix(0, 0))), build.Node("n-b", build.InGroup("b")))

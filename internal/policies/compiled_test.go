@@ -14,9 +14,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestOneNamespaceForgetsItsOwnOnly: a namespace that compiles more and more loses what it
+// TestCompiledCacheEvictsWithinItsNamespace: a namespace that compiles more and more loses what it
 // compiled before, and no other namespace loses anything.
-func TestOneNamespaceForgetsItsOwnOnly(t *testing.T) {
+func TestCompiledCacheEvictsWithinItsNamespace(t *testing.T) {
 	c := newCompiled[string](100, 1000)
 	c.put("quiet", "0", "kept", 50)
 	for i := range 1000 {
@@ -33,9 +33,9 @@ func TestOneNamespaceForgetsItsOwnOnly(t *testing.T) {
 	}
 }
 
-// TestManyNamespacesForgetWhatIsNotUsed: what is used stays, however many namespaces compile
+// TestCompiledCacheEvictsUnusedEntries: what is used stays, however many namespaces compile
 // more than all may keep together.
-func TestManyNamespacesForgetWhatIsNotUsed(t *testing.T) {
+func TestCompiledCacheEvictsUnusedEntries(t *testing.T) {
 	c := newCompiled[string](100, 1000)
 	c.put("quiet", "0", "kept", 50)
 	c.put("deleted", "0", "", 50)
@@ -53,9 +53,9 @@ func TestManyNamespacesForgetWhatIsNotUsed(t *testing.T) {
 	}
 }
 
-// TestACrowdOfNamespacesCompilesNothingTwice: what is forgotten while a policy is compiled does
+// TestConcurrentCallersCompileOnce: what is forgotten while a policy is compiled does
 // not let another caller compile it at the same time.
-func TestACrowdOfNamespacesCompilesNothingTwice(t *testing.T) {
+func TestConcurrentCallersCompileOnce(t *testing.T) {
 	c := newCompiled[string](100, 200)
 	c.put("large", "kept", "", 90)
 	var times, ended atomic.Int64
@@ -90,9 +90,9 @@ func TestACrowdOfNamespacesCompilesNothingTwice(t *testing.T) {
 	}
 }
 
-// TestASpreadThatIsForgottenKeepsItsTime: with more policies than are kept, each pass compiles
+// TestEvictedSpreadKeepsItsStabilizationTime: with more policies than are kept, each pass compiles
 // all of them again. They divide pods as before, so the stabilization time ends.
-func TestASpreadThatIsForgottenKeepsItsTime(t *testing.T) {
+func TestEvictedSpreadKeepsItsStabilizationTime(t *testing.T) {
 	r := newTestResolver(t, build.Node("n", build.InGroup("a")))
 	r.spreads = newCompiled[spreadEntry](10, 10)
 	policy := build.PropagationPolicy("p", build.Weight(1, "a"))
@@ -115,9 +115,9 @@ func TestASpreadThatIsForgottenKeepsItsTime(t *testing.T) {
 	}
 }
 
-// TestATimeThatWasForgottenBeginsAnew: pods are not moved at once because it is unknown since
+// TestLostStabilizationTimeStartsAgain: pods are not moved at once because it is unknown since
 // when the policy divides them as it does.
-func TestATimeThatWasForgottenBeginsAnew(t *testing.T) {
+func TestLostStabilizationTimeStartsAgain(t *testing.T) {
 	r := newTestResolver(t, build.Node("n", build.InGroup("a")))
 	policy := build.PropagationPolicy("p", build.Weight(1, "a"))
 	r.SettlesAt(policy)

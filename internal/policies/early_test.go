@@ -56,9 +56,9 @@ func TestUsable(t *testing.T) {
 	}
 }
 
-// TestUsableKeepsPodsWithTheirOwners: no rule makes an owner lose its pods, or create
+// TestUsableRefusesRulesThatOrphanPods: no rule makes an owner lose its pods, or create
 // new ones for pods that end.
-func TestUsableKeepsPodsWithTheirOwners(t *testing.T) {
+func TestUsableRefusesRulesThatOrphanPods(t *testing.T) {
 	label := func(key string) build.Option {
 		return build.Overrides("a", gm.Overriders{Plaintext: []gm.PlaintextOverrider{{
 			Operator: gm.OverriderOpReplace, Path: "/metadata/labels/" + key, Value: &apiextensionsv1.JSON{Raw: []byte(`"y"`)},

@@ -10,8 +10,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestAnEntryThatIsWrittenAgainDropsNoOther: values are dropped for new keys only.
-func TestAnEntryThatIsWrittenAgainDropsNoOther(t *testing.T) {
+// TestRewrittenEntryEvictsNoOther: values are dropped for new keys only.
+func TestRewrittenEntryEvictsNoOther(t *testing.T) {
 	l := newTestResolver(t, build.Node("n", build.InGroup("a")))
 	propagation, rules := build.PropagationPolicy("p", build.Weight(1, "a")), build.OverridePolicy("o")
 	for i := range maxKept {
@@ -50,9 +50,9 @@ func TestAnEntryThatIsWrittenAgainDropsNoOther(t *testing.T) {
 	}
 }
 
-// TestTrialsOfOneNamespaceForgetNoOther: a namespace with more workloads than are kept loses its
+// TestTrialsAreEvictedWithinTheirNamespace: a namespace with more workloads than are kept loses its
 // own trials only.
-func TestTrialsOfOneNamespaceForgetNoOther(t *testing.T) {
+func TestTrialsAreEvictedWithinTheirNamespace(t *testing.T) {
 	quiet := build.Deployment("quiet", build.With(func(d *appsv1.Deployment) { d.Namespace = "quiet" }))
 	l := newTestResolver(t, quiet)
 	l.SetTrial(quiet.UID, Trial{Key: "kept"})

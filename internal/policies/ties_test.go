@@ -11,9 +11,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestAPodsTiesAreThoseOfItsCreation: a pod without an owner is a workload of its own,
+// TestOwnerlessPodBreaksTiesByItsToken: a pod without an owner is a workload of its own,
 // and has no UID yet when it gets its group. Ties then go by its token.
-func TestAPodsTiesAreThoseOfItsCreation(t *testing.T) {
+func TestOwnerlessPodBreaksTiesByItsToken(t *testing.T) {
 	for name, tc := range map[string]struct {
 		pod  *corev1.Pod
 		want types.UID

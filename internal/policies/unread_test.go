@@ -47,9 +47,9 @@ func TestAPolicyThatWasNotReadIsNotUsed(t *testing.T) {
 	}
 }
 
-// TestNoReaderGetsAnEmptyPolicy: the two functions through which everything reads policies
+// TestUnreadPolicyReturnsAnError: the two functions through which everything reads policies
 // return an error for one that was not read.
-func TestNoReaderGetsAnEmptyPolicy(t *testing.T) {
+func TestUnreadPolicyReturnsAnError(t *testing.T) {
 	b := budget.New(64<<10, 1<<20)
 	r := newTestResolver(t,
 		leftOut(t, b, build.PropagationPolicy("p", build.Weight(1, "a")), &gm.PropagationPolicy{}), leftOut(t, b, build.OverridePolicy("o"), &gm.OverridePolicy{}))

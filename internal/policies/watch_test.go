@@ -67,9 +67,9 @@ func (w *woken) take() []string {
 	return out
 }
 
-// TestANodeWakesTheOnesThatNameItsGroup: of 1,000 policies only those are reconciled
+// TestNodeChangeEnqueuesPoliciesOfItsGroup: of 1,000 policies only those are reconciled
 // that name the group of the changed node.
-func TestANodeWakesTheOnesThatNameItsGroup(t *testing.T) {
+func TestNodeChangeEnqueuesPoliciesOfItsGroup(t *testing.T) {
 	var objects []client.Object
 	for i := range 997 {
 		objects = append(objects, build.PropagationPolicy(fmt.Sprint("other-", i), build.Weight(1, fmt.Sprint("group-", i))))
@@ -107,7 +107,7 @@ func TestANodeWakesTheOnesThatNameItsGroup(t *testing.T) {
 	}
 }
 
-func TestANodeWakesOverridesOfItsGroupAndOfEveryGroup(t *testing.T) {
+func TestNodeChangeEnqueuesOverridesOfItsGroup(t *testing.T) {
 	w := newWoken(t, &gm.OverridePolicyList{},
 		build.OverridePolicy("hz", build.Registry("HZ", "hz.io")), build.OverridePolicy("sh", build.Registry("sh", "sh.io")),
 		build.OverridePolicy("all", build.With(func(p *gm.OverridePolicy) { p.Spec.OverrideRules = []gm.RuleWithNodeGroup{{}} })))

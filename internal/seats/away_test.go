@@ -58,9 +58,9 @@ func TestNotReadySince(t *testing.T) {
 	is("all are gone", time.Time{}, false)
 }
 
-// TestTheEpochMovesWheneverAGroupComesOrGoes: callers may cache what they computed from
+// TestEpochChangesWithGroupAvailability: callers may cache what they computed from
 // NotReadySince and HasMembers for as long as the epoch stays the same.
-func TestTheEpochMovesWheneverAGroupComesOrGoes(t *testing.T) {
+func TestEpochChangesWithGroupAvailability(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l, clock := newTestLedger()
 		groups := []string{"a", "b"}
@@ -95,10 +95,10 @@ func TestTheEpochMovesWheneverAGroupComesOrGoes(t *testing.T) {
 	})
 }
 
-// TestWhenAGroupChangedLast: a group changes when a node joins or leaves it, or becomes open.
+// TestNodeStatusUpdatesAreNoGroupChange: a group changes when a node joins or leaves it, or becomes open.
 // The status updates that a node sends every few seconds are no change: otherwise no workload
 // would ever count as stable.
-func TestWhenAGroupChangedLast(t *testing.T) {
+func TestNodeStatusUpdatesAreNoGroupChange(t *testing.T) {
 	l, clock := newTestLedger()
 	node := Node{Name: "n", Group: "a", Open: true, Ready: true}
 	for _, step := range []struct {
@@ -133,9 +133,9 @@ func TestWhenAGroupChangedLast(t *testing.T) {
 	}
 }
 
-// TestWhoIsToldOfGroups: the handler gets the groups that a node joins or leaves, and the
+// TestHandlerGetsGroupsOfChangedNodes: the handler gets the groups that a node joins or leaves, and the
 // group of a node that becomes open or Ready or stops being so.
-func TestWhoIsToldOfGroups(t *testing.T) {
+func TestHandlerGetsGroupsOfChangedNodes(t *testing.T) {
 	l, _ := newTestLedger()
 	var received [][]string
 	l.OnGroups(func(groups ...string) { received = append(received, groups) })

@@ -103,9 +103,9 @@ func TestClassesAreHandedOutInTurn(t *testing.T) {
 	r.take(capacity.Spot, ask("t5", 4, 2))
 }
 
-// TestTheNodeTellsTheClass: a pod that was created without a request for its class has the
+// TestUnstampedPodHasTheClassOfItsNode: a pod that was created without a request for its class has the
 // class of its node. If the label of the node changes, the class of the pod changes with it.
-func TestTheNodeTellsTheClass(t *testing.T) {
+func TestUnstampedPodHasTheClassOfItsNode(t *testing.T) {
 	r := newClassFixture(t)
 	r.arrives("free", "", capacity.None, "on-demand")
 	r.arrives("lost", "", capacity.None, "neither")
@@ -123,9 +123,9 @@ func TestTheNodeTellsTheClass(t *testing.T) {
 	}
 }
 
-// TestASuccessorWaitsForTheWatch: an owner that creates a pod while the ledger has as many as
+// TestClassRequestWaitsForObservedDeletion: an owner that creates a pod while the ledger has as many as
 // it wants has lost a pod, and the ledger has not observed that yet.
-func TestASuccessorWaitsForTheWatch(t *testing.T) {
+func TestClassRequestWaitsForObservedDeletion(t *testing.T) {
 	r := newClassFixture(t)
 	r.arrives("a", "", capacity.OnDemand, "on-demand")
 	r.arrives("b", "", capacity.Spot, "spot")
@@ -144,9 +144,9 @@ func TestASuccessorWaitsForTheWatch(t *testing.T) {
 	none.take(capacity.Spot, ask("t", 1, 0))
 }
 
-// TestRefusedPodsHoldNoSeatForOthers: the last pod that an owner wants waits until it is
+// TestExpiredClassReservationOfARefusedPodIsReused: the last pod that an owner wants waits until it is
 // known which pods were refused after they got their class.
-func TestRefusedPodsHoldNoSeatForOthers(t *testing.T) {
+func TestExpiredClassReservationOfARefusedPodIsReused(t *testing.T) {
 	r := newClassFixture(t)
 	r.take(capacity.OnDemand, ask("refused", 2, 1))
 	r.take(capacity.Spot, ask("a", 2, 1))
@@ -156,8 +156,8 @@ func TestRefusedPodsHoldNoSeatForOthers(t *testing.T) {
 	r.take(capacity.OnDemand, ask("b", 2, 1))
 }
 
-// TestARevisionKnowsItsSiblings: on-demand pods are counted over all revisions.
-func TestARevisionKnowsItsSiblings(t *testing.T) {
+// TestOnDemandPodsCountOverAllRevisions: on-demand pods are counted over all revisions.
+func TestOnDemandPodsCountOverAllRevisions(t *testing.T) {
 	r := newClassFixture(t)
 	for _, name := range []string{"a", "b"} {
 		r.arrives(name, "", capacity.OnDemand, "on-demand")
@@ -213,9 +213,9 @@ func TestPodsAtTheGateGetTheirClass(t *testing.T) {
 	}
 }
 
-// TestAPodAtTheGateGivesItsTurnBack: a pod that turns out to be tied to the other class frees
+// TestTiedGatedPodReleasesItsClass: a pod that turns out to be tied to the other class frees
 // the class that was reserved for it.
-func TestAPodAtTheGateGivesItsTurnBack(t *testing.T) {
+func TestTiedGatedPodReleasesItsClass(t *testing.T) {
 	r := newClassFixture(t)
 	r.arrives("a", "", capacity.None, "", build.Gated())
 	r.arrives("b", "", capacity.None, "", build.Gated())
@@ -273,8 +273,8 @@ func TestOnlyNodesOfItsGroupTakeAPod(t *testing.T) {
 	}
 }
 
-// TestWhatAPodOfTheClassTolerates: the successor has the tolerations of the other class.
-func TestWhatAPodOfTheClassTolerates(t *testing.T) {
+// TestSuccessorHasTolerationsOfTheNewClass: the successor has the tolerations of the other class.
+func TestSuccessorHasTolerationsOfTheNewClass(t *testing.T) {
 	const key = "kubernetes.azure.com/scalesetpriority"
 	classes, err := capacity.Presets()["aks"].Ready()
 	if err != nil {
@@ -383,9 +383,9 @@ func TestPodsThatKeepApartNeedANodeOfTheirOwn(t *testing.T) {
 	takes(fit.Fits)
 }
 
-// TestWhoKeepsAPodApart: neither the pod that is recreated nor a finished pod keeps others
+// TestAntiAffinityIgnoresRecreatedAndFinishedPods: neither the pod that is recreated nor a finished pod keeps others
 // from a zone.
-func TestWhoKeepsAPodApart(t *testing.T) {
+func TestAntiAffinityIgnoresRecreatedAndFinishedPods(t *testing.T) {
 	r := newClassFixture(t)
 	for _, class := range []string{"on-demand", "spot"} {
 		r.ObserveNode(SlimNode(build.Node(class, build.Label("node.kubernetes.io/capacity", class), build.Label("zone", "z"))))
@@ -411,9 +411,9 @@ func TestWhoKeepsAPodApart(t *testing.T) {
 	takes(fit.TooClose)
 }
 
-// TestNoTwoGetOneOnDemandSeat: many pods request a class at the same time, from all replicas
+// TestConcurrentClassRequestsNeverExceedTheCount: many pods request a class at the same time, from all replicas
 // of the webhook.
-func TestNoTwoGetOneOnDemandSeat(t *testing.T) {
+func TestConcurrentClassRequestsNeverExceedTheCount(t *testing.T) {
 	r := newClassFixture(t)
 	const replicas, count = 500, 50
 	classes := make([]capacity.Class, replicas)
@@ -436,8 +436,8 @@ func TestNoTwoGetOneOnDemandSeat(t *testing.T) {
 	}
 }
 
-// TestARestartKnowsWhoIsWhere: a new ledger needs nothing but the pods.
-func TestARestartKnowsWhoIsWhere(t *testing.T) {
+// TestRestartedLedgerCountsFromThePods: a new ledger needs nothing but the pods.
+func TestRestartedLedgerCountsFromThePods(t *testing.T) {
 	r := newClassFixture(t)
 	for i := range 8 {
 		class, node := capacity.Spot, "spot"
@@ -451,8 +451,8 @@ func TestARestartKnowsWhoIsWhere(t *testing.T) {
 	r.take(capacity.OnDemand, ask("more", 10, 4))
 }
 
-// TestADeletedPodIsMissed: a deleted, finished or terminating pod does not count any more.
-func TestADeletedPodIsMissed(t *testing.T) {
+// TestEndedPodReleasesItsClass: a deleted, finished or terminating pod does not count any more.
+func TestEndedPodReleasesItsClass(t *testing.T) {
 	over := map[string]build.Option{
 		"succeeded":   build.With(func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }),
 		"failed":      build.With(func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }),
@@ -471,9 +471,9 @@ func TestADeletedPodIsMissed(t *testing.T) {
 	r.take(capacity.OnDemand, ask("t", 2, 1))
 }
 
-// TestAClassIsEmptyForAWhile: the time starts when the last node is lost. A class is not
+// TestClassCountsAsEmptyAfterATime: the time starts when the last node is lost. A class is not
 // empty while the other class has no node either.
-func TestAClassIsEmptyForAWhile(t *testing.T) {
+func TestClassCountsAsEmptyAfterATime(t *testing.T) {
 	r := newClassFixture(t)
 	empty := func(want capacity.Class) {
 		t.Helper()
@@ -501,8 +501,8 @@ func TestAClassIsEmptyForAWhile(t *testing.T) {
 	empty(capacity.None)
 }
 
-// TestAGroupWithoutAClass: if a group has no node of the class, the reason names the class.
-func TestAGroupWithoutAClass(t *testing.T) {
+// TestReasonNamesTheClassMissingInAGroup: if a group has no node of the class, the reason names the class.
+func TestReasonNamesTheClassMissingInAGroup(t *testing.T) {
 	r := newClassFixture(t)
 	r.arrives("a", "", capacity.Spot, "spot")
 	r.ObserveNode(SlimNode(build.Node("hz-1", build.InGroup("hz"), build.Label("node.kubernetes.io/capacity", "on-demand"))))
@@ -527,9 +527,9 @@ func TestAGroupWithoutAClass(t *testing.T) {
 	}
 }
 
-// TestWhoIsToldOfClasses: the handler gets the owners of the pods on a node that changes its
+// TestHandlerGetsOwnersOfClassChanges: the handler gets the owners of the pods on a node that changes its
 // class. It gets everybody if a class got its first node or lost its last one.
-func TestWhoIsToldOfClasses(t *testing.T) {
+func TestHandlerGetsOwnersOfClassChanges(t *testing.T) {
 	r := newClassFixture(t)
 	var owners []types.UID
 	everybody, calls := 0, 0
@@ -570,9 +570,9 @@ func TestWhoIsToldOfClasses(t *testing.T) {
 	}
 }
 
-// TestClassesOfPodsThatNobodyCreatesAreBounded: everybody who reaches the webhook can send
+// TestClassReservationsOfUncreatedPodsAreBounded: everybody who reaches the webhook can send
 // requests. A pod that got a class gets its seat too.
-func TestClassesOfPodsThatNobodyCreatesAreBounded(t *testing.T) {
+func TestClassReservationsOfUncreatedPodsAreBounded(t *testing.T) {
 	r := newClassFixture(t)
 	r.ObserveNode(SlimNode(build.Node("hz-1", build.InGroup("hz"))))
 	const bound = maxUnseen + 2
@@ -636,8 +636,8 @@ func TestAllOnDemandPodsOfAWorkloadCount(t *testing.T) {
 	}
 }
 
-// TestTheClassOfAPodIsWhatItDemands: a label alone does not restrict a pod to nodes.
-func TestTheClassOfAPodIsWhatItDemands(t *testing.T) {
+// TestClassLabelAloneDoesNotRestrictAPod: a label alone does not restrict a pod to nodes.
+func TestClassLabelAloneDoesNotRestrictAPod(t *testing.T) {
 	r := newClassFixture(t)
 	says := func(class capacity.Class) build.Option { return build.Label(gm.CapacityClassLabel, class.String()) }
 	kept := func(class capacity.Class) build.Option {
@@ -665,9 +665,9 @@ func TestTheClassOfAPodIsWhatItDemands(t *testing.T) {
 	}
 }
 
-// TestAClassThatWasGrantedLastsWhileThePodWaits: once the pod is bound, it has the class of
+// TestGrantedClassLastsUntilThePodIsBound: once the pod is bound, it has the class of
 // its node.
-func TestAClassThatWasGrantedLastsWhileThePodWaits(t *testing.T) {
+func TestGrantedClassLastsUntilThePodIsBound(t *testing.T) {
 	r := newClassFixture(t)
 	r.arrives("a", "", capacity.None, "", build.Gated())
 	if class, _ := r.PlaceClass(ask("a", 2, 1)); class != capacity.OnDemand {
@@ -679,8 +679,8 @@ func TestAClassThatWasGrantedLastsWhileThePodWaits(t *testing.T) {
 	r.counts(0, 0)
 }
 
-// TestOfAPodWithASeatOnlyNodesOfItsGroupCount: the successor is pinned to the group.
-func TestOfAPodWithASeatOnlyNodesOfItsGroupCount(t *testing.T) {
+// TestSeatedPodMovesOnlyWithinItsGroup: the successor is pinned to the group.
+func TestSeatedPodMovesOnlyWithinItsGroup(t *testing.T) {
 	r := newClassFixture(t)
 	r.ForgetNode("spot")
 	r.arrives("seated", "", capacity.None, "on-demand", build.InGroup("hz"))
@@ -704,9 +704,9 @@ func TestOfAPodWithASeatOnlyNodesOfItsGroupCount(t *testing.T) {
 	takes("one of its group is open", "seated", true)
 }
 
-// TestPodsSpreadOverTheNodesThatTheyMayGoTo: nodes of the other class do not count for
+// TestTopologySpreadIgnoresNodesOfTheOtherClass: nodes of the other class do not count for
 // topology spread.
-func TestPodsSpreadOverTheNodesThatTheyMayGoTo(t *testing.T) {
+func TestTopologySpreadIgnoresNodesOfTheOtherClass(t *testing.T) {
 	r := newClassFixture(t)
 	node := func(name, class, zone string, options ...build.Option) {
 		r.ObserveNode(SlimNode(build.Node(name, append(options, build.Label("node.kubernetes.io/capacity", class), build.Label("zone", zone))...)))
@@ -735,9 +735,9 @@ func TestPodsSpreadOverTheNodesThatTheyMayGoTo(t *testing.T) {
 	takes("one is on the spot node, and none in the other zone", fit.TooClose)
 }
 
-// TestWhoIsInTheWayOfPodsThatKeepApart: neither the pod that is recreated, nor terminating
+// TestAntiAffinityIgnoresTerminatingAndUnboundPods: neither the pod that is recreated, nor terminating
 // pods, nor pods that are not bound.
-func TestWhoIsInTheWayOfPodsThatKeepApart(t *testing.T) {
+func TestAntiAffinityIgnoresTerminatingAndUnboundPods(t *testing.T) {
 	r := newClassFixture(t)
 	for _, class := range []string{"on-demand", "spot"} {
 		r.ObserveNode(SlimNode(build.Node(class, build.Label("node.kubernetes.io/capacity", class), build.Label("zone", "z"))))

@@ -64,8 +64,8 @@ func TestRelistCountsPodsByTheirNewRevisions(t *testing.T) {
 	}
 }
 
-// TestAReplicaThatComesToLeadTrustsNoListThatBeganBefore: it lists the pods again, once.
-func TestAReplicaThatComesToLeadTrustsNoListThatBeganBefore(t *testing.T) {
+// TestNewLeaderListsPodsAgain: it lists the pods again, once.
+func TestNewLeaderListsPodsAgain(t *testing.T) {
 	api := build.NewAPI(t, build.Pod("a", build.OwnedBy(build.ReplicaSet("rs")), build.On("node-hz")))
 	ledger := NewLedger(testingclock.NewFakeClock(time.Unix(1_000_000, 0)))
 	ledger.ObserveNode(Node{Name: "node-hz", Group: "hz"})
@@ -102,9 +102,9 @@ func TestAReplicaThatComesToLeadTrustsNoListThatBeganBefore(t *testing.T) {
 	}
 }
 
-// TestAListIsGatheredSlim: the reflector collects reduced pods while a list is streamed. The
+// TestReflectorStoresSlimPods: the reflector collects reduced pods while a list is streamed. The
 // ledger gets the same state from these as from whole pods.
-func TestAListIsGatheredSlim(t *testing.T) {
+func TestReflectorStoresSlimPods(t *testing.T) {
 	ledger := NewLedger(testingclock.NewFakeClock(time.Unix(1_000_000, 0)))
 	var store cache.ReflectorStore = NewInformer(ledger, nil, func(*ownership.Reference, map[string]string) string { return "r" })
 	transforming, ok := store.(cache.TransformingStore)
@@ -172,9 +172,9 @@ func (a *olderAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// TestAListIsNeverOlderThanNow: this must hold also if lists are not streamed. From an older
+// TestPodListsAreNeverStale: this must hold also if lists are not streamed. From an older
 // list, a seat that was taken a moment ago would look free.
-func TestAListIsNeverOlderThanNow(t *testing.T) {
+func TestPodListsAreNeverStale(t *testing.T) {
 	api := &olderAPI{pods: corev1.PodList{Items: []corev1.Pod{*build.Pod("a", build.On("node"))}}}
 	ledger := NewLedger(testingclock.NewFakeClock(time.Unix(1_000_000, 0)))
 	informer := NewInformer(ledger, api.client(t), func(*ownership.Reference, map[string]string) string { return "" })
@@ -195,9 +195,9 @@ func TestAListIsNeverOlderThanNow(t *testing.T) {
 	}
 }
 
-// TestCaughtUpIsWhoHasSeenAllThatThereIs: CatchUp returns when the ledger has observed all
+// TestCatchUpWaitsForEveryPod: CatchUp returns when the ledger has observed all
 // pods, in any order.
-func TestCaughtUpIsWhoHasSeenAllThatThereIs(t *testing.T) {
+func TestCatchUpWaitsForEveryPod(t *testing.T) {
 	version := func(v string) build.Option { return build.With(func(p *corev1.Pod) { p.ResourceVersion = v }) }
 	pods := []*corev1.Pod{build.Pod("a", version("7")), build.Pod("b", version("9")), build.Pod("c", version("8"))}
 	api := &olderAPI{}

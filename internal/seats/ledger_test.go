@@ -115,7 +115,7 @@ func TestConcurrentReservationsNeverOverfillAGroup(t *testing.T) {
 	}
 }
 
-func TestAskingAgainGivesTheSeatBackFirst(t *testing.T) {
+func TestRepeatedReserveReleasesTheOldSeatFirst(t *testing.T) {
 	l, _ := newTestLedger("a", "b")
 	spread := weights("a", 1, "b", 1)
 	first, _ := l.Reserve(request("p", 2, spread, "node-a", "node-b"))
@@ -237,7 +237,7 @@ func TestAPodThatIsBeingBoundGetsNoOtherSeat(t *testing.T) {
 	}
 }
 
-func TestConfirmKeepsTheSeatOfAPodThatSitsElsewhere(t *testing.T) {
+func TestConfirmKeepsTheSeatOfABoundPod(t *testing.T) {
 	l, _ := newTestLedger("a", "b")
 	l.Observe(podIn("p", "node-a"))
 	if why := l.Confirm(request("p", 2, weights("a", 1, "b", 1)), "node-b"); why != NoSeatOpen {
@@ -351,7 +351,7 @@ func TestDisruptWaitsForPodsThatAreMissingOrRestarting(t *testing.T) {
 	}
 }
 
-func TestDisruptLetsPodsGoThatDoNoWorkHoweverManyAreMissing(t *testing.T) {
+func TestDisruptAlwaysAllowsUnreadyPods(t *testing.T) {
 	l, _ := newTestLedger("a")
 	for _, uid := range []string{"p0", "p1", "p2"} {
 		pod := podIn(uid, "node-a")
@@ -472,9 +472,9 @@ func TestLedgerIsAFunctionOfThePods(t *testing.T) {
 	})
 }
 
-// TestWhatIsToldOfPods: handlers get each change of an observed pod once, with its state
+// TestHandlersGetEachPodChangeOnce: handlers get each change of an observed pod once, with its state
 // before.
-func TestWhatIsToldOfPods(t *testing.T) {
+func TestHandlersGetEachPodChangeOnce(t *testing.T) {
 	l, _ := newTestLedger("a")
 	type change struct{ old, new *Pod }
 	var received []change
@@ -586,9 +586,9 @@ func TestAnAnnouncedDisruptionLastsUntilItIsSeen(t *testing.T) {
 	}
 }
 
-// TestAPodThatIsRefusedASeatIsStillKnown: an observed pod stays in the ledger. A pod that was
+// TestRefusedPodStaysInTheLedger: an observed pod stays in the ledger. A pod that was
 // not observed leaves no entry.
-func TestAPodThatIsRefusedASeatIsStillKnown(t *testing.T) {
+func TestRefusedPodStaysInTheLedger(t *testing.T) {
 	l, _ := newTestLedger("a", "b")
 	l.Observe(podIn("seen", ""))
 	for _, name := range []string{"seen", "unseen"} {
@@ -601,9 +601,9 @@ func TestAPodThatIsRefusedASeatIsStillKnown(t *testing.T) {
 	}
 }
 
-// TestNodesThatAreNotKnownHideNoOther: kube-scheduler may have a node before the ledger has
+// TestUnknownNodesHideNoOtherNode: kube-scheduler may have a node before the ledger has
 // it.
-func TestNodesThatAreNotKnownHideNoOther(t *testing.T) {
+func TestUnknownNodesHideNoOtherNode(t *testing.T) {
 	l, _ := newTestLedger("a")
 	l.ObserveNode(Node{Name: "free", Open: true})
 	if group, why := l.Reserve(request("p", 1, weights("a", 1), "unknown", "free", "node-a")); group != "a" || why != Seated {
@@ -625,9 +625,9 @@ func TestAPolicyThatChangesCountsAtOnce(t *testing.T) {
 	}
 }
 
-// TestViewLooksPastWhatHasNoPods: unknown owners, and revisions without an observed pod, are
+// TestViewOmitsCohortsWithoutPods: unknown owners, and revisions without an observed pod, are
 // not in the view.
-func TestViewLooksPastWhatHasNoPods(t *testing.T) {
+func TestViewOmitsCohortsWithoutPods(t *testing.T) {
 	l, _ := newTestLedger("a")
 	l.Observe(podIn("p", "node-a"))
 	for i := range 50 {
@@ -725,9 +725,9 @@ func TestOpenSeats(t *testing.T) {
 	open("one sits beyond its group's share", 2)
 }
 
-// TestScoresLookPastThePodsOwnSeat: the pod's own seat counts as open. Groups that lack the
+// TestScoresCountThePodsOwnSeatAsOpen: the pod's own seat counts as open. Groups that lack the
 // same number have the same score.
-func TestScoresLookPastThePodsOwnSeat(t *testing.T) {
+func TestScoresCountThePodsOwnSeatAsOpen(t *testing.T) {
 	l, _ := newTestLedger("a", "b", "c")
 	spread := weights("a", 1, "b", 1, "c", 1)
 	score := func(what, pod string, total int, want map[string]int64) {

@@ -79,9 +79,9 @@ func TestImagesThatAreTooLongAreNotKept(t *testing.T) {
 	}
 }
 
-// TestPodsThatAreGoneCountNoMore: also those that a list does not show any more, and those that
+// TestDeletedLongPodsReleaseTheirMemoryBudget: also those that a list does not show any more, and those that
 // have become shorter.
-func TestPodsThatAreGoneCountNoMore(t *testing.T) {
+func TestDeletedLongPodsReleaseTheirMemoryBudget(t *testing.T) {
 	f := NewInformer(NewLedger(testingclock.NewFakePassiveClock(time.Unix(0, 0))), nil, func(*ownership.Reference, map[string]string) string { return "" })
 	fill := func(prefix string) (shortened bool) {
 		for i := range 2000 {
@@ -127,9 +127,9 @@ func TestAShortenedPodIsNotMoved(t *testing.T) {
 	}
 }
 
-// TestValuesThatAreTooLongAreNotOurs: atoll-manager writes short tokens, and users may write
+// TestTooLongAnnotationValuesAreIgnored: atoll-manager writes short tokens, and users may write
 // anything.
-func TestValuesThatAreTooLongAreNotOurs(t *testing.T) {
+func TestTooLongAnnotationValuesAreIgnored(t *testing.T) {
 	long := fmt.Sprintf("%0100000d", 1)
 	pod := build.Pod("p")
 	pod.Annotations = map[string]string{}

@@ -71,8 +71,8 @@ func TestAWatchThatIsBehindFreesNoSeat(t *testing.T) {
 	}
 }
 
-// TestNobodyCanLook: if pods cannot be listed, their reservations expire after lookTime.
-func TestNobodyCanLook(t *testing.T) {
+// TestReservationsExpireWhenPodsCannotBeListed: if pods cannot be listed, their reservations expire after lookTime.
+func TestReservationsExpireWhenPodsCannotBeListed(t *testing.T) {
 	clock := testingclock.NewFakeClock(time.Unix(1_000_000, 0))
 	ledger := NewLedger(clock)
 	ledger.ObserveNode(SlimNode(build.Node("hz-1", build.InGroup("hz"))))
@@ -96,9 +96,9 @@ func TestNobodyCanLook(t *testing.T) {
 	}
 }
 
-// TestALookShowsWhichPodsAtTheGateWereWritten: a written pod has the label of its group or
+// TestListShowsWhichGatedPodsWerePatched: a written pod has the label of its group or
 // its class.
-func TestALookShowsWhichPodsAtTheGateWereWritten(t *testing.T) {
+func TestListShowsWhichGatedPodsWerePatched(t *testing.T) {
 	classes, err := capacity.Presets()[capacity.DefaultPreset].Ready()
 	if err != nil {
 		t.Fatal(err)
@@ -130,9 +130,9 @@ func TestALookShowsWhichPodsAtTheGateWereWritten(t *testing.T) {
 	}
 }
 
-// TestWhatIsSeenWhileSomebodyLooksIsKept: a list is older than what was observed, or reserved
+// TestEventsDuringAListOverrideIt: a list is older than what was observed, or reserved
 // again, while it ran.
-func TestWhatIsSeenWhileSomebodyLooksIsKept(t *testing.T) {
+func TestEventsDuringAListOverrideIt(t *testing.T) {
 	l, clock := newTestLedger("a")
 	spread := weights("a", 1)
 	for _, name := range []string{"shown", "asks-again", "refused"} {

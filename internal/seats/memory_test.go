@@ -47,9 +47,9 @@ func BenchmarkMemory(b *testing.B) {
 	}
 }
 
-// TestPodsThatShareTextAreTheirOwn: pods share memory, but each keeps its own content when
+// TestPodsWithSharedStringsStayIndependent: pods share memory, but each keeps its own content when
 // others change.
-func TestPodsThatShareTextAreTheirOwn(t *testing.T) {
+func TestPodsWithSharedStringsStayIndependent(t *testing.T) {
 	ledger := NewLedger(testingclock.NewFakePassiveClock(time.Unix(0, 0)))
 	replicaSet := build.ReplicaSet("rs")
 	pod := func(name, image string, options ...build.Option) *corev1.Pod {

@@ -157,9 +157,9 @@ func canTake(l *Ledger, group string, pod *Pod) bool {
 	return can
 }
 
-// TestALedgerForgetsWhatIsGone: nodes and groups are added and removed for years, and must
+// TestLedgerDropsRemovedNodesAndGroups: nodes and groups are added and removed for years, and must
 // not stay in memory.
-func TestALedgerForgetsWhatIsGone(t *testing.T) {
+func TestLedgerDropsRemovedNodesAndGroups(t *testing.T) {
 	clock := testingclock.NewFakeClock(time.Unix(1_000_000, 0))
 	l := NewLedger(clock)
 	for _, name := range []string{"n1", "n2"} {
@@ -183,9 +183,9 @@ func TestALedgerForgetsWhatIsGone(t *testing.T) {
 	}
 }
 
-// TestSumsAreWhatTheyStandFor: after any events, the sums of owners and nodes equal those
+// TestSumsEqualARecountOfAllPods: after any events, the sums of owners and nodes equal those
 // computed from all pods.
-func TestSumsAreWhatTheyStandFor(t *testing.T) {
+func TestSumsEqualARecountOfAllPods(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		clock := testingclock.NewFakeClock(time.Unix(1_000_000, 0))
 		l := NewLedger(clock)
@@ -255,9 +255,9 @@ func TestSumsAreWhatTheyStandFor(t *testing.T) {
 	})
 }
 
-// TestWhatIsFoundForOnePodIsNotThereForTheNext: pods that are recreated together do not count
+// TestRoomFoundForOnePodIsNotFoundAgain: pods that are recreated together do not count
 // on the same room.
-func TestWhatIsFoundForOnePodIsNotThereForTheNext(t *testing.T) {
+func TestRoomFoundForOnePodIsNotFoundAgain(t *testing.T) {
 	l, _ := newTestLedger("a", "b")
 	for i := range 3 {
 		p := podIn(fmt.Sprint("p", i), "node-a")
@@ -339,9 +339,9 @@ func TestOneOpenNodeAmongMany(t *testing.T) {
 	}
 }
 
-// TestVolumesThatAreOutOfReachAreOnePodsOwn: the next pod has an equal demand but other
+// TestUnreachableVolumesAffectOnePodOnly: the next pod has an equal demand but other
 // volumes.
-func TestVolumesThatAreOutOfReachAreOnePodsOwn(t *testing.T) {
+func TestUnreachableVolumesAffectOnePodOnly(t *testing.T) {
 	l, _ := newTestLedger("a", "b")
 	elsewhere, err := nodeaffinity.NewNodeSelector(&corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 		MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "zone", Operator: corev1.NodeSelectorOpExists}},

@@ -15,8 +15,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestWhatIsReadOfAPod: each field is read from its own part of the pod, and from no other.
-func TestWhatIsReadOfAPod(t *testing.T) {
+// TestSlimReadsEachFieldOfAPod: each field is read from its own part of the pod, and from no other.
+func TestSlimReadsEachFieldOfAPod(t *testing.T) {
 	condition := func(kind corev1.PodConditionType, status corev1.ConditionStatus, reason, message string) build.Option {
 		return build.With(func(p *corev1.Pod) {
 			p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{
@@ -96,9 +96,9 @@ func TestWhatIsReadOfAPod(t *testing.T) {
 	}
 }
 
-// TestWhatIsReadOfContainers: a container whose image was changed in place counts as
+// TestContainerCountsAsRestartingAfterImageChange: a container whose image was changed in place counts as
 // restarting until its restartCount has increased.
-func TestWhatIsReadOfContainers(t *testing.T) {
+func TestContainerCountsAsRestartingAfterImageChange(t *testing.T) {
 	running := corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
 	pod := build.Pod("p",
 		build.Annotation(gm.RestartingAnnotation, `{"init":0,"same":2,"more":2}`), build.Annotation(gm.OriginalImagesAnnotation, `{"same":"base:1"}`),
@@ -164,8 +164,8 @@ func TestWhichContainersCannotStart(t *testing.T) {
 	}
 }
 
-// TestWhichPodsAreWhat: which pods are pinned or given up.
-func TestWhichPodsAreWhat(t *testing.T) {
+// TestPinnedAndGivenUpPods: which pods are pinned or given up.
+func TestPinnedAndGivenUpPods(t *testing.T) {
 	for _, seat := range []types.UID{"", "s"} {
 		for _, group := range []string{"", "g"} {
 			if got, want := (&Pod{Seat: seat, GroupStamp: group}).Pinned(), seat != "" && group != ""; got != want {
@@ -192,8 +192,8 @@ func TestWhichPodsAreWhat(t *testing.T) {
 	}
 }
 
-// TestTheNodeThatAPodIsFor: it is the node that a DaemonSet names in the affinity of its pod.
-func TestTheNodeThatAPodIsFor(t *testing.T) {
+// TestNodeNameFromDaemonSetAffinity: it is the node that a DaemonSet names in the affinity of its pod.
+func TestNodeNameFromDaemonSetAffinity(t *testing.T) {
 	demand := func(key string, operator corev1.NodeSelectorOperator, values ...string) build.Option {
 		return build.With(func(p *corev1.Pod) {
 			p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
@@ -220,9 +220,9 @@ func TestTheNodeThatAPodIsFor(t *testing.T) {
 	}
 }
 
-// TestWhoseDeletionCostItIs: a deletion cost that somebody else has written is not ours to
+// TestUserCostExcludesOwnDeletionCost: a deletion cost that somebody else has written is not ours to
 // change.
-func TestWhoseDeletionCostItIs(t *testing.T) {
+func TestUserCostExcludesOwnDeletionCost(t *testing.T) {
 	for _, has := range []bool{false, true} {
 		for _, own := range []bool{false, true} {
 			if got, want := (&Pod{HasCost: has, OwnCost: own}).UserCost(), has && !own; got != want {

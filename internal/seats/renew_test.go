@@ -9,10 +9,10 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
 )
 
-// TestSuccessorsThatComeToTheGateAreMadeAnewMoreAndMoreSeldom: each round takes twice as long
+// TestRecreationRoundsOfGatedPodsBackOff: each round takes twice as long
 // as the one before, five minutes at most. After five minutes without a round, the first one
 // is short again.
-func TestSuccessorsThatComeToTheGateAreMadeAnewMoreAndMoreSeldom(t *testing.T) {
+func TestRecreationRoundsOfGatedPodsBackOff(t *testing.T) {
 	l, clock := newTestLedger("a")
 	r := Request{Cohort: cohortOne} // a spread without groups: any pod may be recreated
 	created := clock.Now().Add(-time.Minute)
@@ -41,8 +41,8 @@ func TestSuccessorsThatComeToTheGateAreMadeAnewMoreAndMoreSeldom(t *testing.T) {
 	expect("in the first of new rounds", false, firstRound)
 }
 
-// TestPodsThatGetTheirSeatEndTheRounds: the reason why pods of the owner got no seat is gone.
-func TestPodsThatGetTheirSeatEndTheRounds(t *testing.T) {
+// TestSeatedPodEndsTheRecreationRounds: the reason why pods of the owner got no seat is gone.
+func TestSeatedPodEndsTheRecreationRounds(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(p *Pod, began time.Time)
 		ended  bool
@@ -72,9 +72,9 @@ func TestPodsThatGetTheirSeatEndTheRounds(t *testing.T) {
 	}
 }
 
-// TestNoMorePodsAreMadeAnewThanThereAreSeats: an expected successor takes one of the seats,
+// TestExpectedSuccessorsTakeOpenSeats: an expected successor takes one of the seats,
 // until it arrives or the time for it is over.
-func TestNoMorePodsAreMadeAnewThanThereAreSeats(t *testing.T) {
+func TestExpectedSuccessorsTakeOpenSeats(t *testing.T) {
 	l, clock := newTestLedger("a")
 	spread := weights("a", 1)
 	for _, name := range []string{"p0", "p1"} {
@@ -98,9 +98,9 @@ func TestNoMorePodsAreMadeAnewThanThereAreSeats(t *testing.T) {
 	l.CancelRecreation(Request{Cohort: Cohort{Owner: "unknown"}}) // the ledger does not have it
 }
 
-// TestWhoNeedsNoSeatIsMadeAnew: this is a pod of a spread without groups, even if other pods
+// TestPodThatNeedsNoSeatMayBeRecreated: this is a pod of a spread without groups, even if other pods
 // of its owner have seats, and a pod of an owner that the ledger does not have.
-func TestWhoNeedsNoSeatIsMadeAnew(t *testing.T) {
+func TestPodThatNeedsNoSeatMayBeRecreated(t *testing.T) {
 	l, clock := newTestLedger("a")
 	l.Observe(podIn("p", "node-a"))
 	created := clock.Now().Add(-time.Minute)
@@ -113,9 +113,9 @@ func TestWhoNeedsNoSeatIsMadeAnew(t *testing.T) {
 	}
 }
 
-// TestOneThatComesToTheGateIsOnItsWayNoMore: a successor arrives once, and only a pod at the
+// TestArrivedSuccessorIsNoLongerExpected: a successor arrives once, and only a pod at the
 // gate without a seat counts as one. CancelRecreation without an expected successor has no effect.
-func TestOneThatComesToTheGateIsOnItsWayNoMore(t *testing.T) {
+func TestArrivedSuccessorIsNoLongerExpected(t *testing.T) {
 	l, clock := newTestLedger("a")
 	l.Observe(podIn("p", "node-a"))
 	created := clock.Now().Add(-time.Minute)
@@ -143,9 +143,9 @@ func TestOneThatComesToTheGateIsOnItsWayNoMore(t *testing.T) {
 	expect("a pod without our gate", 0)
 }
 
-// TestPodsOnTheirWayCountAmongThoseThatAreDivided: a deleted pod whose successor is expected
+// TestExpectedSuccessorsCountInTheTotal: a deleted pod whose successor is expected
 // counts in the total, even if the owner states a smaller one.
-func TestPodsOnTheirWayCountAmongThoseThatAreDivided(t *testing.T) {
+func TestExpectedSuccessorsCountInTheTotal(t *testing.T) {
 	l, clock := newTestLedger("a", "b")
 	l.Observe(podIn("bound", "node-a"))
 	for _, name := range []string{"first", "second"} {

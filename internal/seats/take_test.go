@@ -104,7 +104,7 @@ func TestConcurrentTakesNeverOverfillAGroup(t *testing.T) {
 	}
 }
 
-func TestATakenSeatIsThePodsOnceItIsSeen(t *testing.T) {
+func TestObservedPodTakesOverItsReservedSeat(t *testing.T) {
 	l, clock := newTestLedger("a", "b")
 	spread := weights("a", 1, "b", 1)
 	group := take(t, l, request("token", 2, spread))
@@ -124,10 +124,10 @@ func TestATakenSeatIsThePodsOnceItIsSeen(t *testing.T) {
 	}
 }
 
-// TestASchedulerMaySeeAPodBeforeWeDo: kube-scheduler's request comes before the pod is
+// TestUnobservedPodReservesItsAdmittedSeat: kube-scheduler's request comes before the pod is
 // observed. Only nodes of the group that the pod got at creation are left, and the pod gets
 // that seat.
-func TestASchedulerMaySeeAPodBeforeWeDo(t *testing.T) {
+func TestUnobservedPodReservesItsAdmittedSeat(t *testing.T) {
 	l, _ := newTestLedger("a", "b")
 	spread := atMost(t, 1, "a", "b")
 	group := take(t, l, request("token", 2, spread))
@@ -153,9 +153,9 @@ func TestASchedulerMaySeeAPodBeforeWeDo(t *testing.T) {
 	}
 }
 
-// TestSeatsOfPodsThatNobodyCreatesAreBounded: everybody who reaches the webhook can send
+// TestSeatReservationsOfUncreatedPodsAreBounded: everybody who reaches the webhook can send
 // requests.
-func TestSeatsOfPodsThatNobodyCreatesAreBounded(t *testing.T) {
+func TestSeatReservationsOfUncreatedPodsAreBounded(t *testing.T) {
 	l, clock := newTestLedger("a", "b")
 	spread := weights("a", 1, "b", 1)
 	for i := range 2 {
@@ -187,9 +187,9 @@ func TestSeatsOfPodsThatNobodyCreatesAreBounded(t *testing.T) {
 	}
 }
 
-// TestPodsThatAreNotSeenToGoYetTakeNoSeatOfTheirSuccessors: all pods are deleted at once, and
+// TestUnobservedDeletionsBlockNoSuccessor: all pods are deleted at once, and
 // requests for their successors come before the deletions are observed.
-func TestPodsThatAreNotSeenToGoYetTakeNoSeatOfTheirSuccessors(t *testing.T) {
+func TestUnobservedDeletionsBlockNoSuccessor(t *testing.T) {
 	l, _ := newTestLedger("a", "b")
 	spread := weights("a", 1, "b", 1)
 	const n = 100
@@ -355,7 +355,7 @@ func TestAnAvoidedGroupGetsNoPodWhileOthersCan(t *testing.T) {
 	}
 }
 
-func TestAGroupIsAvoidedUntilItHasRoomThatItHadNot(t *testing.T) {
+func TestGroupIsAvoidedUntilItHasNewRoom(t *testing.T) {
 	cordoned := func(n *Node) { n.Open = false }
 	tests := map[string]struct {
 		before, after func(*Node)
@@ -516,7 +516,7 @@ func TestConcurrentAdmissionsNeverExceedTheSeats(t *testing.T) {
 	}
 }
 
-func TestAPodThatIsLetGoIsLetGoAgainUntilItIsSeen(t *testing.T) {
+func TestUngateIsRepeatableUntilThePodIsObserved(t *testing.T) {
 	l, _ := newTestLedger("a")
 	one := atMost(t, 1, "a")
 	gated := func(uid string, still bool) {
@@ -544,8 +544,8 @@ func TestAPodThatIsLetGoIsLetGoAgainUntilItIsSeen(t *testing.T) {
 	}
 }
 
-// TestPlaceKeepsTheSeatForAsLongAsItIsAskedFor: the patch of the pod may take some seconds.
-func TestPlaceKeepsTheSeatForAsLongAsItIsAskedFor(t *testing.T) {
+// TestRepeatedPlaceExtendsTheReservation: the patch of the pod may take some seconds.
+func TestRepeatedPlaceExtendsTheReservation(t *testing.T) {
 	l, clock := newTestLedger("a", "b")
 	l.Observe(&Pod{UID: "p", Name: "p", Active: true, Gated: true})
 	r := Request{Pod: "p", Cohort: Cohort{Owner: "p"}, Total: 1, Spread: weights("a", 1, "b", 1)}
@@ -585,8 +585,8 @@ func TestADemandForOneNodeIsFoundAmongMany(t *testing.T) {
 	}
 }
 
-// TestNoSeatForAPodOfAnother: the pod in the request has another owner now.
-func TestNoSeatForAPodOfAnother(t *testing.T) {
+// TestPodOfAnotherOwnerGetsNoSeat: the pod in the request has another owner now.
+func TestPodOfAnotherOwnerGetsNoSeat(t *testing.T) {
 	l, _ := newTestLedger("a")
 	l.Observe(&Pod{UID: "p", Name: "p", Active: true, Gated: true})
 	r := Request{Pod: "p", Cohort: Cohort{Owner: "other"}, Total: 1, Spread: weights("a", 1)}
@@ -657,8 +657,8 @@ func TestBehindCountsAllRevisions(t *testing.T) {
 	behind(false, "more were asked for than the owner makes, over both")
 }
 
-// TestAPodThatIsSeenKeepsItsSeat: a later request with its token does not take the seat.
-func TestAPodThatIsSeenKeepsItsSeat(t *testing.T) {
+// TestReusedTokenCannotTakeAnObservedSeat: a later request with its token does not take the seat.
+func TestReusedTokenCannotTakeAnObservedSeat(t *testing.T) {
 	l, _ := newTestLedger("a", "b")
 	spread := weights("a", 1, "b", 1)
 	l.Observe(pinned("p", "token", "a", ""))
@@ -697,9 +697,9 @@ func ranges(t *testing.T, rules ...gm.NodeGroupNumRange) placement.Spread {
 	return spread
 }
 
-// TestWhoseTurnItIsBesideAGroupThatIsAvoided: a group that lacks pods is next, then one that
+// TestOrderOfGroupsWithAnAvoidedGroup: a group that lacks pods is next, then one that
 // gets pods on loan, and the avoided group last.
-func TestWhoseTurnItIsBesideAGroupThatIsAvoided(t *testing.T) {
+func TestOrderOfGroupsWithAnAvoidedGroup(t *testing.T) {
 	for name, tc := range map[string]struct {
 		avoided string
 		spread  placement.Spread

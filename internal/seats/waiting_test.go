@@ -11,8 +11,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestAPodOnLoanGoesWhereItMay: group a is avoided and lacks pods.
-func TestAPodOnLoanGoesWhereItMay(t *testing.T) {
+// TestLoanRespectsTheMaxOfAGroup: group a is avoided and lacks pods.
+func TestLoanRespectsTheMaxOfAGroup(t *testing.T) {
 	l, _ := newTestLedger("a", "b")
 	spread := atMost(t, 3, "a", "b") // of four pods, a has three and b one
 	l.Avoid("rs", "a")
@@ -52,9 +52,9 @@ func TestAGroupThatStaysClosedIsAvoidedForLonger(t *testing.T) {
 	}
 }
 
-// TestALoanBetweenTwoGroupsSwingsMoreAndMoreSeldom: the pod finds a node in neither group.
+// TestLoansBetweenTwoGroupsBackOff: the pod finds a node in neither group.
 // From time to time the other group gets a node, which is soon full.
-func TestALoanBetweenTwoGroupsSwingsMoreAndMoreSeldom(t *testing.T) {
+func TestLoansBetweenTwoGroupsBackOff(t *testing.T) {
 	for name, clears := range map[string]bool{"groups stay as they are": false, "the penalty on a group is cleared once": true} {
 		t.Run(name, func(t *testing.T) {
 			l, clock := newTestLedger("a", "b")
@@ -93,7 +93,7 @@ func refusedPod(name, message string, options ...build.Option) *corev1.Pod {
 	return build.Pod(name, options...)
 }
 
-func TestRefusedIsKnownFromThePods(t *testing.T) {
+func TestRefusalIsReadFromPodConditions(t *testing.T) {
 	tests := map[string]struct {
 		pod  *corev1.Pod
 		want bool
@@ -139,10 +139,10 @@ func TestRefusedIsKnownFromThePods(t *testing.T) {
 	}
 }
 
-// TestAPodIsMadeAnewOnceARound: a pod may be recreated once, however often
+// TestPodIsRecreatedOncePerRound: a pod may be recreated once, however often
 // MayRecreateUnschedulable is called. Its successor may be recreated in the next round, even
 // if it gets no group.
-func TestAPodIsMadeAnewOnceARound(t *testing.T) {
+func TestPodIsRecreatedOncePerRound(t *testing.T) {
 	l, clock := newTestLedger("a")
 	created := clock.Now().Add(-10 * time.Second)
 	made := 0
@@ -183,8 +183,8 @@ func TestAPodOnLoanScoresInItsGroupAlone(t *testing.T) {
 	}
 }
 
-// TestRoundsEnd: nothing is stored of an owner whose pods do not wait at the gate any more.
-func TestRoundsEnd(t *testing.T) {
+// TestRecreationRoundsAreForgotten: nothing is stored of an owner whose pods do not wait at the gate any more.
+func TestRecreationRoundsAreForgotten(t *testing.T) {
 	l, clock := newTestLedger("a")
 	if may, _ := l.MayRecreateGated(Request{Cohort: cohortOne}, clock.Now().Add(-firstRound)); !may || len(l.waiting.rounds) != 1 {
 		t.Fatalf("may %t, kept %v", may, l.waiting.rounds)

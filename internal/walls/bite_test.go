@@ -67,7 +67,7 @@ func (g graph) reach(from string) []string {
 	return found
 }
 
-func TestEachWallBites(t *testing.T) {
+func TestEachWallDetectsItsBreach(t *testing.T) {
 	tests := map[string]struct {
 		world world
 		// tests are the packages of world whose imports are in their test files only.

@@ -269,8 +269,8 @@ func TestACallerCannotTakeAllMemoryForDecodedRequests(t *testing.T) {
 	}
 }
 
-// TestTheCheckConnectsRarely: anybody who reaches the probes can call it.
-func TestTheCheckConnectsRarely(t *testing.T) {
+// TestStartedCheckerRarelyConnects: anybody who reaches the probes can call it.
+func TestStartedCheckerRarelyConnects(t *testing.T) {
 	s := serve(t)
 	check := s.StartedChecker()
 	if err := check(nil); err != nil {
@@ -296,8 +296,8 @@ func TestTheCheckConnectsRarely(t *testing.T) {
 	}
 }
 
-// TestTheWeightsOfWebhooksCount for their requests.
-func TestTheWeightsOfWebhooksCount(t *testing.T) {
+// TestWebhookWeightCountsAgainstTheLimit for their requests.
+func TestWebhookWeightCountsAgainstTheLimit(t *testing.T) {
 	s := NewServer("127.0.0.1:0", certificate(t), logr.Discard())
 	s.Register("/hook", heavyHook{})
 	run(t, s)
@@ -312,8 +312,8 @@ func (heavyHook) Weights() bounded.Weights { return bounded.Weights{Text: maxDec
 
 func (heavyHook) ServeHTTP(http.ResponseWriter, *http.Request) {}
 
-// TestAWebhookKnowsWhenItsCallerGoesAway: its context ends the time that it has after the request came.
-func TestAWebhookKnowsWhenItsCallerGoesAway(t *testing.T) {
+// TestWebhookContextEndsWithTheCallersTimeout: its context ends the time that it has after the request came.
+func TestWebhookContextEndsWithTheCallersTimeout(t *testing.T) {
 	s := NewServer("127.0.0.1:0", certificate(t), logr.Discard())
 	s.Register("/hook", timedHook{})
 	run(t, s)
@@ -422,8 +422,8 @@ func TestAClientThatReadsSlowlyKeepsNoTurn(t *testing.T) {
 	}
 }
 
-// TestASmallRequestThatHangsKeepsNobodyOut: for example because it waits for a lock.
-func TestASmallRequestThatHangsKeepsNobodyOut(t *testing.T) {
+// TestHangingSmallRequestBlocksNoOther: for example because it waits for a lock.
+func TestHangingSmallRequestBlocksNoOther(t *testing.T) {
 	s := NewServer("127.0.0.1:0", certificate(t), logr.Discard())
 	s.turns = bounded.NewTurns(2)
 	s.turns.Longest = time.Hour

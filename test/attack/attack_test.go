@@ -53,9 +53,9 @@ type bed struct {
 	senders []int // the CPUs of the senders; nil means any
 }
 
-// TestStrangersKeepNobodyOut: under each wave the process stays below the memory limit of the
+// TestTenantIsServedUnderEachAttack: under each wave the process stays below the memory limit of the
 // chart, and a tenant's Deployment is placed by its policy.
-func TestStrangersKeepNobodyOut(t *testing.T) {
+func TestTenantIsServedUnderEachAttack(t *testing.T) {
 	klog.SetLogger(logr.Discard())
 	ctrl.SetLogger(logr.Discard())
 	b := newBed(t)
@@ -79,9 +79,9 @@ func TestStrangersKeepNobodyOut(t *testing.T) {
 	t.Logf("memory before: %d MiB", before)
 }
 
-// TestTheExtenderKnowsItsClients: only a client with a certificate that is valid now, of the
+// TestExtenderRejectsInvalidClientCertificates: only a client with a certificate that is valid now, of the
 // right authority and for the right name, is answered.
-func TestTheExtenderKnowsItsClients(t *testing.T) {
+func TestExtenderRejectsInvalidClientCertificates(t *testing.T) {
 	klog.SetLogger(logr.Discard())
 	ctrl.SetLogger(logr.Discard())
 	b := newBed(t)

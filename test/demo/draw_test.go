@@ -74,14 +74,14 @@ func TestFrameFitsTheScreen(t *testing.T) {
 	}
 }
 
-func TestFrameBeforeAnythingIsThere(t *testing.T) {
+func TestFrameOfAnEmptyCluster(t *testing.T) {
 	got := text(frame(&picture{}, nil, nil, nil, 0, 80, 24))
 	if !strings.Contains(got, "What happened") {
 		t.Errorf("got %q", got)
 	}
 }
 
-func TestFrameSaysWhatItCameTo(t *testing.T) {
+func TestFrameShowsTheOutcome(t *testing.T) {
 	p := compose(kept())
 	p.availability = &availability{wanted: 5, worst: 1}
 	got := text(frame(p, nil, nil, &outcome{picture: p, converged: 2 * time.Second}, 0, 120, 40))

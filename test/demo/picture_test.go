@@ -122,7 +122,7 @@ func TestNodesOfNoGroupStandLast(t *testing.T) {
 	}
 }
 
-func TestAConditionOfAnOlderSpecSaysNothing(t *testing.T) {
+func TestOutdatedConditionIsShownAsUnknown(t *testing.T) {
 	o := kept()
 	o.propagation[0].Generation = 3
 	if got := compose(o).policies[0]; got.status != "Unknown" || got.reason != "" {
@@ -155,7 +155,7 @@ func TestServes(t *testing.T) {
 	}
 }
 
-func TestChangesAreTold(t *testing.T) {
+func TestChangesOfThePictureAreDescribed(t *testing.T) {
 	before := kept()
 	before.groups = before.groups[:1]
 	before.pods = []*corev1.Pod{
@@ -213,7 +213,7 @@ func TestAvailabilityCountsTheWorstMoment(t *testing.T) {
 	}
 }
 
-func TestEventsThatAreTold(t *testing.T) {
+func TestClusterEventsAreDescribed(t *testing.T) {
 	regarding := corev1.ObjectReference{Kind: "Deployment", Name: "nginx"}
 	tests := map[string]struct {
 		event eventsv1.Event

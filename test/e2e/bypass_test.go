@@ -12,10 +12,10 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
-// TestPodsThatWentPastTheWebhookAreCounted: pods are created while no replica answers,
+// TestNextReplicaCountsPodsThatBypassedTheWebhook: pods are created while no replica answers,
 // and the next replica that starts counts them. Pods without a policy and pods that pass
 // the webhook are not counted.
-func TestPodsThatWentPastTheWebhookAreCounted(t *testing.T) {
+func TestNextReplicaCountsPodsThatBypassedTheWebhook(t *testing.T) {
 	tier.All(t, "waits for the Lease of a killed leader, and for evictions: 1.5 min")
 	f := newFixture(t)
 	f.group("past", 2)
@@ -54,12 +54,12 @@ func TestPodsThatWentPastTheWebhookAreCounted(t *testing.T) {
 	f.always(5*time.Second, "those that pass are not", bypasses(3))
 }
 
-// TestALostWebhookLosesNoPod: the API server does not reach the pod webhook, while
+// TestUnreachableWebhookLosesNoPod: the API server does not reach the pod webhook, while
 // atoll-manager runs. Pods of a workload with a policy are created all the same. If a
 // scheduler calls the extender for every pod, they wait for room in their group;
 // otherwise they run where they are placed. The division is exact when the webhook is
 // back.
-func TestALostWebhookLosesNoPod(t *testing.T) {
+func TestUnreachableWebhookLosesNoPod(t *testing.T) {
 	tier.All(t, "waits for evictions, in two forms: 1.5 min; TestCapacityWithoutAWebhook is quicker")
 	inBothWays(t, func(_ *testing.T, f *fixture) {
 		f.group("lost-a", 1)

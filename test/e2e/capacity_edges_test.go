@@ -215,10 +215,10 @@ func TestCapacityReinvocation(t *testing.T) {
 	}
 }
 
-// TestCapacityNamesDoNotMatter is scenario 27: a name of sixty characters, and a
+// TestCapacityAllowsUnusualReplicaSetNames is scenario 27: a name of sixty characters, and a
 // ReplicaSet that was created by hand and adopted by a Deployment, whose name has no hash
 // or one of nine characters.
-func TestCapacityNamesDoNotMatter(t *testing.T) {
+func TestCapacityAllowsUnusualReplicaSetNames(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(1, 1)
 	long := strings.Repeat("long-", 12)[:59] + "x"
@@ -244,9 +244,9 @@ func TestCapacityNamesDoNotMatter(t *testing.T) {
 	f.eventuallyDivided(long, 3, 2)
 }
 
-// TestCapacityMadeAgain is scenario 29: a workload that is created again under its name
+// TestCapacityRecreatedWorkloadIsNew is scenario 29: a workload that is created again under its name
 // is a new workload. Terminating pods of the previous one take no seat of it.
-func TestCapacityMadeAgain(t *testing.T) {
+func TestCapacityRecreatedWorkloadIsNew(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(2, 2)
 	again := func(replicas int32, count string) *appsv1.Deployment {
@@ -326,9 +326,9 @@ func TestCapacityLeaderKilledWhileItMoves(t *testing.T) {
 	}
 }
 
-// TestCapacityAppliedAgain: a workload that is applied again, changed or not, keeps its
+// TestCapacityReappliedWorkloadKeepsItsPods: a workload that is applied again, changed or not, keeps its
 // pods, and they count.
-func TestCapacityAppliedAgain(t *testing.T) {
+func TestCapacityReappliedWorkloadKeepsItsPods(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(1, 1)
 	f.create(split("app", 4, "3"))
@@ -342,10 +342,10 @@ func TestCapacityAppliedAgain(t *testing.T) {
 	moved()
 }
 
-// TestCapacityVolumeOfTheOtherClass: the volume of a StatefulSet's pod is on a node of
+// TestCapacityPodStaysWithItsVolume: the volume of a StatefulSet's pod is on a node of
 // the class that the pod should leave. The pod stays, and the CapacitySplit has the
 // reason. Its successor stays too: it runs on the node of the volume.
-func TestCapacityVolumeOfTheOtherClass(t *testing.T) {
+func TestCapacityPodStaysWithItsVolume(t *testing.T) {
 	tier.All(t, "watches for 12 s that nothing changes, twice")
 	f := trio.fixture(t)
 	f.classes(1, 1)
@@ -384,11 +384,11 @@ func TestCapacityVolumeOfTheOtherClass(t *testing.T) {
 	f.eventually(patience, "all is well", func() error { return f.splitSays("statefulset-db", capacity.ReasonSatisfied) })
 }
 
-// TestCapacityStampsTakenOff: labels and annotations of the class are removed from pods
+// TestCapacityPodsCountWithoutTheirLabels: labels and annotations of the class are removed from pods
 // by hand. The pods count as before and none is recreated. Their node affinity then
 // counts as their owner's, so other pods are moved when the count changes. Successors
 // have the labels and annotations again.
-func TestCapacityStampsTakenOff(t *testing.T) {
+func TestCapacityPodsCountWithoutTheirLabels(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(1, 1)
 	f.create(split("app", 6, "3"))
@@ -440,10 +440,10 @@ func TestCapacityStampsTakenOff(t *testing.T) {
 	}
 }
 
-// TestCapacityPodsThatAreOver is scenarios 30 and 31: on-demand pods that have failed,
+// TestCapacityEndedPodsDoNotCount is scenarios 30 and 31: on-demand pods that have failed,
 // and those that take long to terminate, do not count. Other pods are on-demand in their
 // place.
-func TestCapacityPodsThatAreOver(t *testing.T) {
+func TestCapacityEndedPodsDoNotCount(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(1, 1)
 	f.create(split("app", 5, "3"))
@@ -485,10 +485,10 @@ func (f *fixture) dividedWithout(app string, but types.UID, onDemand, spot int) 
 	return f.dividedOf(app, pods, onDemand, spot)
 }
 
-// TestCapacityPodsThatKeepApart: by required anti-affinity a node has one pod of the
+// TestCapacityRespectsPodAntiAffinity: by required anti-affinity a node has one pod of the
 // workload. While every on-demand node has a pod of the workload, no pod is moved there,
 // although there is room, and the CapacitySplit reports it; when one has none, pods move.
-func TestCapacityPodsThatKeepApart(t *testing.T) {
+func TestCapacityRespectsPodAntiAffinity(t *testing.T) {
 	tier.All(t, "watches for 12 s that nothing changes")
 	f := trio.fixture(t)
 	f.classes(1, 3)

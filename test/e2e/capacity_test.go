@@ -710,9 +710,9 @@ func TestCapacityFollowsNodes(t *testing.T) {
 	})
 }
 
-// TestCapacityJunkStopsNoRollout: an invalid value that was stored before validation
+// TestCapacityInvalidValueStopsNoRollout: an invalid value that was stored before validation
 // existed is copied to each new ReplicaSet, and stops no rollout.
-func TestCapacityJunkStopsNoRollout(t *testing.T) {
+func TestCapacityInvalidValueStopsNoRollout(t *testing.T) {
 	f := trio.fixture(t)
 	f.classes(1, 1)
 	junk := &appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{

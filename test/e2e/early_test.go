@@ -167,10 +167,10 @@ func TestARuleThatCannotBeAppliedIsNamed(t *testing.T) {
 	})
 }
 
-// TestAnEarlyPodMovesOn: a pod that finds no node in the group that it got at
+// TestUnschedulableEarlyPodAvoidsItsGroup: a pod that finds no node in the group that it got at
 // creation is replaced, and the next one avoids the group; when the group has
 // room again, the spread becomes exact again.
-func TestAnEarlyPodMovesOn(t *testing.T) {
+func TestUnschedulableEarlyPodAvoidsItsGroup(t *testing.T) {
 	f := newFixture(t)
 	f.group("on-a", 1)
 	f.group("on-b", 1)

@@ -35,10 +35,10 @@ func (f *fixture) eventsAbout(node string) (events []eventsv1.Event, times int) 
 	return events, times
 }
 
-// TestAFlippedNodeWritesFewEvents: a node that moves between two pools a hundred times has
+// TestFlappingNodeWritesFewEvents: a node that moves between two pools a hundred times has
 // ten events at once, and then one in half a minute, which tells how many were not written.
 // (Seen before: 207 events.)
-func TestAFlippedNodeWritesFewEvents(t *testing.T) {
+func TestFlappingNodeWritesFewEvents(t *testing.T) {
 	tier.All(t, "lets a node change, and counts by the time that this took: 15 s")
 	f := newFixture(t)
 	f.nodes(nil, "flips-0")

@@ -419,10 +419,10 @@ func TestOnlyKubeSchedulerMayAsk(t *testing.T) {
 	}
 }
 
-// TestErrorsAreToldOnThePod is scenario 50: if the extender cannot decide, the pod gets
+// TestExtenderErrorsAppearOnThePod is scenario 50: if the extender cannot decide, the pod gets
 // an error of the scheduler with the extender's own text, and not a refusal of nodes.
 // Other pods are not delayed, and the pod is bound once the cause is removed.
-func TestErrorsAreToldOnThePod(t *testing.T) {
+func TestExtenderErrorsAppearOnThePod(t *testing.T) {
 	f := isolated.fixture(t)
 	f.group("told", 1)
 	f.create(weights("policy", "told", 1))

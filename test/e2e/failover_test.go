@@ -119,8 +119,8 @@ func TestLeaderKilledMidBurst(t *testing.T) {
 	}
 }
 
-// TestAnyReplicaAnswers: a replica that does not lead forwards.
-func TestAnyReplicaAnswers(t *testing.T) {
+// TestAnyReplicaAnswersTheScheduler: a replica that does not lead forwards.
+func TestAnyReplicaAnswersTheScheduler(t *testing.T) {
 	tier.All(t, "a cluster of two replicas")
 	f := pairs[atoll.Isolated].fixture(t)
 	c := newCaller(f)

@@ -167,10 +167,10 @@ func TestFaultStaleViewAtCreation(t *testing.T) {
 	f.settled("early", map[string]int{"early-a": 2, "early-b": 2})
 }
 
-// TestFaultOwnersThatNobodyHasSeen is scenario 28: the watches of Deployments and
+// TestFaultUncachedOwners is scenario 28: the watches of Deployments and
 // ReplicaSets stand still, so that the owners of new pods are not in the cache. Atoll
 // reads the owners from the API server, and the pods are divided at creation.
-func TestFaultOwnersThatNobodyHasSeen(t *testing.T) {
+func TestFaultUncachedOwners(t *testing.T) {
 	f := newFaultyFixture(t)
 	f.classes(1, 1)
 	f.create(split("before", 2, "1"))

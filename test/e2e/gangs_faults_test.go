@@ -171,9 +171,9 @@ func TestGangsCostLittle(t *testing.T) {
 	}
 }
 
-// TestGangsOthersCostNothing: 5,000 changes of the status of ReplicaSets whose pods do
+// TestGangsUnrelatedReplicaSetsCauseNoCalls: 5,000 changes of the status of ReplicaSets whose pods do
 // not belong to Volcano cause no call.
-func TestGangsOthersCostNothing(t *testing.T) {
+func TestGangsUnrelatedReplicaSetsCauseNoCalls(t *testing.T) {
 	tier.All(t, "5,000 writes are counted: a minute")
 	f := gangs(t, bothConfigs["podgroupLevel"])
 	sets := make([]*appsv1.ReplicaSet, 50)
@@ -530,9 +530,9 @@ func TestGangsLeaderKilled(t *testing.T) {
 	}
 }
 
-// TestGangsRefused: a closed queue and a terminating namespace refuse PodGroups. One
+// TestGangsRefusedPodGroupIsRetried: a closed queue and a terminating namespace refuse PodGroups. One
 // event reports it, and the creation is tried again with growing intervals.
-func TestGangsRefused(t *testing.T) {
+func TestGangsRefusedPodGroupIsRetried(t *testing.T) {
 	f := gangs(t, bothConfigs["podgroupLevel"])
 	var refused atomic.Int64
 	f.api.does(func(w http.ResponseWriter, r *http.Request, forward http.HandlerFunc) {
@@ -735,10 +735,10 @@ func TestGangsEmptyLists(t *testing.T) {
 	}
 }
 
-// TestGangsWithoutTheirKind: the definition of PodGroups is deleted and created again.
+// TestGangsPodGroupCRDIsDeleted: the definition of PodGroups is deleted and created again.
 // Meanwhile no pod gets a PodGroup, every replica is ready, and other workloads are not
 // affected.
-func TestGangsWithoutTheirKind(t *testing.T) {
+func TestGangsPodGroupCRDIsDeleted(t *testing.T) {
 	tier.All(t, "a cluster of its own, for 45 s")
 	f := gangs(t, bothConfigs["podgroupLevel"])
 	f.classes(1, 1)

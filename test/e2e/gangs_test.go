@@ -168,9 +168,9 @@ func TestGangsLevels(t *testing.T) {
 	}
 }
 
-// TestGangsOfPeopleAreTheirs: a pod that names a PodGroup, by either key, gets no other,
+// TestGangsUserNamedPodGroupIsKept: a pod that names a PodGroup, by either key, gets no other,
 // whether or not that PodGroup exists, and a restart of atoll-manager changes nothing.
-func TestGangsOfPeopleAreTheirs(t *testing.T) {
+func TestGangsUserNamedPodGroupIsKept(t *testing.T) {
 	f := gangs(t, bothConfigs["podgroupLevel"])
 	theirs := &scheduling.PodGroup{ObjectMeta: metav1.ObjectMeta{Name: "theirs"}, Spec: scheduling.PodGroupSpec{MinMember: 1}}
 	looks := &scheduling.PodGroup{ObjectMeta: metav1.ObjectMeta{Name: "podgroup-of-mine"}}
@@ -260,9 +260,9 @@ func TestGangsRulesReload(t *testing.T) {
 	})
 }
 
-// TestGangsNeighbours: the same StatefulSet in two namespaces; one template changes, and
+// TestGangsTemplateChangeStaysInItsNamespace: the same StatefulSet in two namespaces; one template changes, and
 // one PodGroup.
-func TestGangsNeighbours(t *testing.T) {
+func TestGangsTemplateChangeStaysInItsNamespace(t *testing.T) {
 	f, g := gangs(t, bothConfigs["podgroupLevel"]), ganged.fixture(t)
 	set := func(f *fixture) *appsv1.StatefulSet {
 		pod := gangPod("", "", nil).Spec

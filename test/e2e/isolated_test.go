@@ -12,11 +12,11 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
-// TestIsolatedSchedulerKeepsUnmanagedPodsOutOfItsWay: in the isolated form a second
+// TestIsolatedSchedulerIgnoresUnmanagedPods: in the isolated form a second
 // kube-scheduler places managed pods exactly, under its ServiceAccount. The extender is
 // never called for pods without a policy, and they are bound also while parts of Atoll
 // are down.
-func TestIsolatedSchedulerKeepsUnmanagedPodsOutOfItsWay(t *testing.T) {
+func TestIsolatedSchedulerIgnoresUnmanagedPods(t *testing.T) {
 	tier.All(t, "kills processes one after the other: a minute")
 	f := isolated.fixture(t)
 	before := f.askedWithoutPolicy()

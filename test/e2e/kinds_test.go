@@ -277,8 +277,8 @@ func (f *fixture) localVolumes(name string, nodes ...string) {
 	}
 }
 
-// TestPodsThatAreOverHoldNoSeat is scenario 43.
-func TestPodsThatAreOverHoldNoSeat(t *testing.T) {
+// TestFinishedPodsHoldNoSeat is scenario 43.
+func TestFinishedPodsHoldNoSeat(t *testing.T) {
 	tier.All(t, "waits until a node is not Ready: 1.5 min")
 	t.Parallel()
 	inBothWays(t, func(t *testing.T, f *fixture) {

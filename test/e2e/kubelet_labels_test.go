@@ -14,10 +14,10 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/membership"
 )
 
-// TestWhatAKubeletMaySetOnItsNode: the condition MembershipProtected warns of exactly the
+// TestMembershipProtectedMatchesKubeletRights: the condition MembershipProtected warns of exactly the
 // labels that the API server's own plugin lets a kubelet set on its node. The chart's policy
 // refuses some of these too.
-func TestWhatAKubeletMaySetOnItsNode(t *testing.T) {
+func TestMembershipProtectedMatchesKubeletRights(t *testing.T) {
 	f := newFixture(t)
 	f.nodes(nil, "stolen-0")
 	config := f.cluster.AdminConfig()

@@ -280,9 +280,9 @@ func TestNothingMovesWithoutRoom(t *testing.T) {
 	})
 }
 
-// TestRequiredLabelMoves is scenario 48: a workload that requires another policy is bound
+// TestChangedPolicyLabelRebindsTheWorkload is scenario 48: a workload that requires another policy is bound
 // to it and divided again.
-func TestRequiredLabelMoves(t *testing.T) {
+func TestChangedPolicyLabelRebindsTheWorkload(t *testing.T) {
 	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("moves-a", 1)
 		f.group("moves-b", 1)
@@ -303,9 +303,9 @@ func TestRequiredLabelMoves(t *testing.T) {
 	})
 }
 
-// TestNodeGroupTakesOver is scenario 29: a node that two groups select stays in the group
+// TestNodeJoinsTheNextGroupAfterDeletion is scenario 29: a node that two groups select stays in the group
 // that has it; when that group is deleted, the node joins the other at once.
-func TestNodeGroupTakesOver(t *testing.T) {
+func TestNodeJoinsTheNextGroupAfterDeletion(t *testing.T) {
 	f := newFixture(t)
 	f.nodes(map[string]string{"site": "contest"}, "contest-a")
 	selects := gm.NodeGroupSpec{MatchLabels: map[string]string{"site": "contest"}}
@@ -417,10 +417,10 @@ func TestUnreadyNodesKeepTheirShare(t *testing.T) {
 	})
 }
 
-// TestSameNameNewWorkload is scenario 53: a Deployment that is created again under its
+// TestRecreatedWorkloadIsDividedAtOnce is scenario 53: a Deployment that is created again under its
 // name is divided from the start, while pods of the previous one still exist: they
 // terminate, and hold no seat.
-func TestSameNameNewWorkload(t *testing.T) {
+func TestRecreatedWorkloadIsDividedAtOnce(t *testing.T) {
 	tier.All(t, "three workloads one after the other, in two forms")
 	inBothWays(t, func(t *testing.T, f *fixture) {
 		const stays = "e2e.example.com/stays"

@@ -111,10 +111,10 @@ func (f *fixture) silence(names ...string) (restart func()) {
 	return restart
 }
 
-// TestARolloutEndsInTheGroupsThatAreThere: the nodes of one of three groups are not
+// TestRolloutCompletesWithoutAnUnreadyGroup: the nodes of one of three groups are not
 // Ready, and a Deployment with the default strategy is changed. Pods of the new revision
 // that find no node in that group go on loan to the others.
-func TestARolloutEndsInTheGroupsThatAreThere(t *testing.T) {
+func TestRolloutCompletesWithoutAnUnreadyGroup(t *testing.T) {
 	t.Parallel()
 	inBothWays(t, func(t *testing.T, f *fixture) {
 		for _, group := range []string{"ends-a", "ends-b", "ends-c"} {

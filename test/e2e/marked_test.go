@@ -8,10 +8,10 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
-// TestMarkedPodsAreTheOnlyOnesAskedAbout: in the form Plain the extender can be limited
+// TestExtenderIsCalledForMarkedPodsOnly: in the form Plain the extender can be limited
 // to managed pods. They are marked by a request of 0 of a resource, and all others are
 // bound also while parts of Atoll are down.
-func TestMarkedPodsAreTheOnlyOnesAskedAbout(t *testing.T) {
+func TestExtenderIsCalledForMarkedPodsOnly(t *testing.T) {
 	tier.All(t, "a cluster of its own: a minute")
 	f := newFixtureOfItsOwn(t, atoll.Options{Form: atoll.Plain, Managed: true})
 	f.group("marked-a", 2)

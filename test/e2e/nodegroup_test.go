@@ -163,9 +163,9 @@ func TestNewNodesFindTheirGroup(t *testing.T) {
 	f.eventually(patience, "the node joins", func() error { return f.contains("finds-labels", "finds-0") })
 }
 
-// TestZoneLabelsAreNotOurs is scenario 31: the cloud's labels do not change when a node
+// TestZoneLabelsNeverChange is scenario 31: the cloud's labels do not change when a node
 // joins or leaves, or when the group is deleted.
-func TestZoneLabelsAreNotOurs(t *testing.T) {
+func TestZoneLabelsNeverChange(t *testing.T) {
 	f := newFixture(t)
 	zone := map[string]string{"topology.kubernetes.io/zone": "z1", "topology.kubernetes.io/region": "r1"}
 	f.nodes(zone, "zone-0")
@@ -192,9 +192,9 @@ func TestZoneLabelsAreNotOurs(t *testing.T) {
 	}
 }
 
-// TestDeletedGroupLetsPodsGoGently is scenario 32: the nodes of a deleted group lose its
+// TestPodsOfADeletedGroupMoveOneByOne is scenario 32: the nodes of a deleted group lose its
 // label, and its pods move one by one to groups with room.
-func TestDeletedGroupLetsPodsGoGently(t *testing.T) {
+func TestPodsOfADeletedGroupMoveOneByOne(t *testing.T) {
 	tier.All(t, "deletes groups of pods one by one, in two forms")
 	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("end-a", 1)

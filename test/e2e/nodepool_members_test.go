@@ -50,10 +50,10 @@ func TestPoolSelectsNodes(t *testing.T) {
 	f.eventually(patience, "the status has it", func() error { return f.has("query", "query-2") })
 }
 
-// TestPoolMayGiveWhatItSelectsBy: the selector is matched against the node's own labels.
+// TestPoolMayOverwriteItsSelectorLabel: the selector is matched against the node's own labels.
 // So a pool that gives another value under the key that it selects by keeps its nodes,
 // and a label that it gives brings no node into another pool.
-func TestPoolMayGiveWhatItSelectsBy(t *testing.T) {
+func TestPoolMayOverwriteItsSelectorLabel(t *testing.T) {
 	f := newFixture(t)
 	f.nodes(map[string]string{"t.io/l": "mine"}, "self-0")
 	f.pools(poolOf("self", chosenBy(selects("t.io/l", "mine"), given("x"))), poolOf("self-other", chosenBy(selects("t.io/l", "x"), given("y"))))
@@ -64,10 +64,10 @@ func TestPoolMayGiveWhatItSelectsBy(t *testing.T) {
 	f.becomes("self-0", "", carries{labels: map[string]string{"t.io/l": "mine"}, annotations: map[string]string{}})
 }
 
-// TestTwoPoolsWantOneNode: the pool that has a node keeps it, a node without a pool goes
+// TestNodeSelectedByTwoPoolsJoinsOne: the pool that has a node keeps it, a node without a pool goes
 // to the older pool, and the other pool reports it; a label that is written by hand has
 // priority over all selectors.
-func TestTwoPoolsWantOneNode(t *testing.T) {
+func TestNodeSelectedByTwoPoolsJoinsOne(t *testing.T) {
 	f := newFixture(t)
 	f.nodes(map[string]string{"t.io/site": "two"}, "two-0")
 	selector := selects("t.io/site", "two")
@@ -287,10 +287,10 @@ func many(n int, format string) string {
 	return strings.Join(parts, ", ")
 }
 
-// TestPoolsTypeStaysAndIsShown is scenario 40: a type that is set cannot be
+// TestPoolTypeIsImmutableAndShown is scenario 40: a type that is set cannot be
 // changed, and kubectl shows the columns that users know from OpenYurt under the short name
 // and in the category.
-func TestPoolsTypeStaysAndIsShown(t *testing.T) {
+func TestPoolTypeIsImmutableAndShown(t *testing.T) {
 	f := newFixture(t)
 	f.nodes(map[string]string{apps.NodePoolLabel: "typed"}, "typed-0")
 	f.pools(poolOf("typed", apps.NodePoolSpec{}))
@@ -332,9 +332,9 @@ func TestPoolsTypeStaysAndIsShown(t *testing.T) {
 	}
 }
 
-// TestNodeThatComesBackIsNew: a node that is deleted and registers again under its name
+// TestRecreatedNodeCountsAsNew: a node that is deleted and registers again under its name
 // is a new node.
-func TestNodeThatComesBackIsNew(t *testing.T) {
+func TestRecreatedNodeCountsAsNew(t *testing.T) {
 	f := newFixture(t)
 	f.pools(poolOf("again", chosenBy(selects("t.io/site", "again"), given("x"))))
 	for _, mine := range []string{"first", "second"} {

@@ -101,10 +101,10 @@ func TestHandEditsOnPoolsNodesArePutBack(t *testing.T) {
 	f.eventually(patience, "there is an event", func() error { return f.nodeEvent("drift-0", apps.ReasonNodePoolAttributesRepaired) })
 }
 
-// TestWhatTheNodeHadComesBack is scenario 29: a node's own value under a key of the pool
+// TestNodesOwnAttributesAreRestored is scenario 29: a node's own value under a key of the pool
 // is restored when the pool drops the key, when the node leaves, and when it joins and
 // leaves again. (Defects E3: the value was lost; E2: a second join applied nothing.)
-func TestWhatTheNodeHadComesBack(t *testing.T) {
+func TestNodesOwnAttributesAreRestored(t *testing.T) {
 	f := newFixture(t)
 	f.nodeSpecs(owning("back-0"))
 	f.pools(poolOf("back", given("x")))
@@ -123,10 +123,10 @@ func TestWhatTheNodeHadComesBack(t *testing.T) {
 	f.eventually(patience, "there is an event", func() error { return f.nodeEvent("back-0", apps.ReasonLeftNodePool) })
 }
 
-// TestLeftNodeKeepsNothing is scenario 30: when the label is removed, all attributes of
+// TestNodeLeavingItsPoolLosesItsAttributes is scenario 30: when the label is removed, all attributes of
 // the pool and the record are removed; the node's own attributes stay, also those that it
 // got in the meantime. (Defect E2: all of them stayed for ever.)
-func TestLeftNodeKeepsNothing(t *testing.T) {
+func TestNodeLeavingItsPoolLosesItsAttributes(t *testing.T) {
 	f := newFixture(t)
 	f.nodes(map[string]string{"t.io/own": "1"}, "leave-0")
 	f.pools(poolOf("leave", given("x")))
@@ -249,10 +249,10 @@ func TestPoolsTaintWins(t *testing.T) {
 	f.becomes("taint-0", "", carries{none, none, mine})
 }
 
-// TestOthersWriteNodesToo: while a pool is edited again and again, another client writes
+// TestConcurrentNodeWritesAreNotLost: while a pool is edited again and again, another client writes
 // the node's labels, annotations and taints all the time. No write of either is lost.
 // (Defect E9: a whole Node from a cache was written back.)
-func TestOthersWriteNodesToo(t *testing.T) {
+func TestConcurrentNodeWritesAreNotLost(t *testing.T) {
 	f := newFixture(t)
 	f.nodes(nil, "others-0")
 	f.pools(poolOf("others", given("0")))

@@ -127,9 +127,9 @@ func TestOneBadNodeStopsNoOther(t *testing.T) {
 	f.becomes("bad-2", "", carries{labels: map[string]string{"t.io/site": "bad"}})
 }
 
-// TestFlappingNodeIsToldAtAPace is scenario 39 and fault F10: however often a node
+// TestFlappingNodeCausesFewStatusWrites is scenario 39 and fault F10: however often a node
 // changes its readiness, few statuses are written, and the last one is right.
-func TestFlappingNodeIsToldAtAPace(t *testing.T) {
+func TestFlappingNodeCausesFewStatusWrites(t *testing.T) {
 	tier.All(t, "lets a node change for 20 s")
 	f := newFixture(t)
 	// No kubelet is simulated for it: only this test writes its status.
@@ -241,10 +241,10 @@ func (f *fixture) leads(since time.Time) {
 	})
 }
 
-// TestManagerIsKilledAnywhere is fault F7: the manager is killed at random moments while
+// TestManagerKilledWhileNodesJoinAndLeave is fault F7: the manager is killed at random moments while
 // nodes join, move and leave, and while a pool is deleted. No node ever has a mixture,
 // and the end result is the same as without.
-func TestManagerIsKilledAnywhere(t *testing.T) {
+func TestManagerKilledWhileNodesJoinAndLeave(t *testing.T) {
 	tier.All(t, "kills atoll-manager twelve times, in a cluster of its own: 1.5 min")
 	f := newFixtureOfItsOwn(t, atoll.Options{ManagerArgs: []string{"--leader-elect=false"}})
 	const n = 150
@@ -302,10 +302,10 @@ func TestManagerIsKilledAnywhere(t *testing.T) {
 	f.poolGoes("kill-b")
 }
 
-// TestAPIServerComesAndGoes is fault F8: the API server is killed while nodes join and
+// TestAPIServerKilledWhileNodesJoinAndMove is fault F8: the API server is killed while nodes join and
 // while they move. Nothing is removed from a node because a list was empty or a watch
 // ended, and the end result is the same as without.
-func TestAPIServerComesAndGoes(t *testing.T) {
+func TestAPIServerKilledWhileNodesJoinAndMove(t *testing.T) {
 	tier.All(t, "restarts the API server of a cluster of its own: 1.5 min")
 	f := newFixtureOfItsOwn(t, atoll.Options{})
 	var names []string

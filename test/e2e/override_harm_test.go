@@ -88,11 +88,11 @@ func (f *fixture) countPods() (stop func() (most, created int)) {
 	}
 }
 
-// TestAnOverrideOfALabelThatItsOwnerSelectsByMakesNoPods: a Deployment of 2 never has
+// TestOverrideOfASelectorLabelCreatesNoExtraPods: a Deployment of 2 never has
 // more than 2 pods and those of its surge, whatever label a rule names. Its pods are
 // created and wait; the condition names rule, path and selector; once the rule is
 // repaired they run.
-func TestAnOverrideOfALabelThatItsOwnerSelectsByMakesNoPods(t *testing.T) {
+func TestOverrideOfASelectorLabelCreatesNoExtraPods(t *testing.T) {
 	f := newFixture(t)
 	f.group("label-a", 1)
 	f.create(weights("policy", "label-a", 1))

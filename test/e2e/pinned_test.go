@@ -32,9 +32,9 @@ import (
 // The tests of the form Pinned, in which no scheduler calls the extender: only
 // differences to the other forms.
 
-// TestPinnedPodsNeedNoSchedulerOfOurs: the division is exact, pods keep their scheduler,
+// TestPinnedPodsNeedNoExtender: the division is exact, pods keep their scheduler,
 // and the extender is not called; it is not even served.
-func TestPinnedPodsNeedNoSchedulerOfOurs(t *testing.T) {
+func TestPinnedPodsNeedNoExtender(t *testing.T) {
 	f := newFixture(t)
 	f.group("lonely-a", 2)
 	f.group("lonely-b", 3)
@@ -93,10 +93,10 @@ func TestPinnedPodsGoToNewcomers(t *testing.T) {
 	}
 }
 
-// TestPinnedPodsThatNobodyCouldDecideAboutAreSettledInPlace: the policy comes after the
+// TestPinnedPodsAtTheGateAreNotRecreated: the policy comes after the
 // pods, which wait at the gate. They are pinned at the gate, oldest first, and not
 // recreated; neither are pods of a Job.
-func TestPinnedPodsThatNobodyCouldDecideAboutAreSettledInPlace(t *testing.T) {
+func TestPinnedPodsAtTheGateAreNotRecreated(t *testing.T) {
 	f := newFixture(t)
 	f.group("place-a", 1)
 	f.group("place-b", 1)
@@ -115,9 +115,9 @@ func TestPinnedPodsThatNobodyCouldDecideAboutAreSettledInPlace(t *testing.T) {
 	}
 }
 
-// TestPinnedPodsGoWhereTheyMay: a pod whose own node selector and affinity allow one
+// TestPinnedPodsFollowTheirOwnAffinity: a pod whose own node selector and affinity allow one
 // group only goes there at once, however many pods the others lack.
-func TestPinnedPodsGoWhereTheyMay(t *testing.T) {
+func TestPinnedPodsFollowTheirOwnAffinity(t *testing.T) {
 	f := newFixture(t)
 	f.group("may-a", 1)
 	f.group("may-b", 1)
@@ -182,10 +182,10 @@ func TestPinnedManagerKilledMidBurst(t *testing.T) {
 	}
 }
 
-// TestForgedAdmissionsTakeNothingForLong: any client that reaches the webhook's port can
+// TestForgedAdmissionsHoldSeatsBriefly: any client that reaches the webhook's port can
 // send requests for pods that are never created. The seats that these reserve are bounded
 // for each workload and are free again within seconds; nothing is written.
-func TestForgedAdmissionsTakeNothingForLong(t *testing.T) {
+func TestForgedAdmissionsHoldSeatsBriefly(t *testing.T) {
 	tier.All(t, "compares seats with the seconds that 200 requests took")
 	f := newFixture(t)
 	f.group("forged-a", 1)

@@ -142,9 +142,9 @@ func TestAFailedRolloutIsTakenBack(t *testing.T) {
 	})
 }
 
-// TestAGroupGoesWhilePodsWaitForIt: pods that are pinned to a group that is
+// TestPendingPodsLeaveADeletedGroup: pods that are pinned to a group that is
 // deleted go to the others.
-func TestAGroupGoesWhilePodsWaitForIt(t *testing.T) {
+func TestPendingPodsLeaveADeletedGroup(t *testing.T) {
 	f := newFixture(t)
 	f.group("ends-a", 1)
 	f.group("ends-b", 1)
@@ -163,10 +163,10 @@ func TestAGroupGoesWhilePodsWaitForIt(t *testing.T) {
 	f.settled("app", map[string]int{"ends-a": 6})
 }
 
-// TestPodsWithoutAnOwnerAreWhereTheyBelong: each is a workload of one pod, and of two
+// TestOwnerlessPodsCountInTheirGroup: each is a workload of one pod, and of two
 // equal groups either is right. They are in the group that they got, at creation or at
 // the gate, and the policy's status reports it.
-func TestPodsWithoutAnOwnerAreWhereTheyBelong(t *testing.T) {
+func TestOwnerlessPodsCountInTheirGroup(t *testing.T) {
 	tier.All(t, "watches for some time that nothing moves, in two forms")
 	inBothWays(t, func(_ *testing.T, f *fixture) {
 		f.group("own-a", 1)

@@ -14,10 +14,10 @@ import (
 // extender, as in docs/sources.md, G2: the differences to the chart's default, and the
 // most important promises of both.
 
-// TestPlainSchedulerAsksAboutEveryPod: the cluster's own kube-scheduler places managed
+// TestPlainSchedulerCallsExtenderForEveryPod: the cluster's own kube-scheduler places managed
 // pods exactly; it calls the extender for all others too, and they are placed on any
 // node.
-func TestPlainSchedulerAsksAboutEveryPod(t *testing.T) {
+func TestPlainSchedulerCallsExtenderForEveryPod(t *testing.T) {
 	f := plain.fixture(t)
 	f.group("asks-hz", 2)
 	f.group("asks-bj", 3)

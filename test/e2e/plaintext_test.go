@@ -145,12 +145,12 @@ func TestPlaintextAndCommands(t *testing.T) {
 	f.eventually(2*patience, "the template's values", are(map[string]string{"plain-a": template, "plain-b": template}))
 }
 
-// TestAPlaintextThatDoesNotFitIsNamed is scenario 18: a rule whose path is missing in the
+// TestConditionNamesAMissingPlaintextPath is scenario 18: a rule whose path is missing in the
 // pods of one workload makes these wait, and the condition names the workload, the rule
 // and the missing path. Another workload of the same policy, which has the path, is not
 // affected, nor is one of another policy. Paths that must not be overridden are refused
 // when the policy is applied.
-func TestAPlaintextThatDoesNotFitIsNamed(t *testing.T) {
+func TestConditionNamesAMissingPlaintextPath(t *testing.T) {
 	f := newFixture(t)
 	f.group("fits", 1)
 	f.create(weights("policy", "fits", 1))

@@ -64,9 +64,9 @@ func refusal(err error) string {
 	return text
 }
 
-// TestRequestsOfAtollHaveTheirPriority: the API server counts them for the FlowSchemas of the
+// TestRequestsOfAtollUseTheirFlowSchemas: the API server counts them for the FlowSchemas of the
 // chart, so that requests of tenants' pods do not delay them.
-func TestRequestsOfAtollHaveTheirPriority(t *testing.T) {
+func TestRequestsOfAtollUseTheirFlowSchemas(t *testing.T) {
 	f := newFixture(t)
 	for schema, level := range map[string]string{"atoll-leader-election": "leader-election", "atoll": "workload-high"} {
 		counted := fmt.Sprintf("apiserver_flowcontrol_dispatched_requests_total{flow_schema=%q,priority_level=%q}", schema, level)
@@ -201,9 +201,9 @@ func (w *warned) HandleWarningHeader(_ int, _, text string) {
 	w.texts = append(w.texts, text)
 }
 
-// TestANodeMovesItselfNowhere: a kubelet's credentials change no label that decides which
+// TestKubeletCannotMoveItsNodeToAnotherGroup: a kubelet's credentials change no label that decides which
 // NodeGroup or NodePool its node is in. It may register with one, and is warned.
-func TestANodeMovesItselfNowhere(t *testing.T) {
+func TestKubeletCannotMoveItsNodeToAnotherGroup(t *testing.T) {
 	f := newFixture(t)
 	f.nodes(map[string]string{apps.NodePoolLabel: "a"}, "moves-0")
 	config := f.impersonating("system:node:moves-0", "system:nodes")
@@ -265,9 +265,9 @@ func TestANodeMovesItselfNowhere(t *testing.T) {
 	})
 }
 
-// TestAuthorsMakeOnlyWhatTheyMay: who may write UnitedDeployments and OverridePolicies but no
+// TestAuthorsCannotExceedTheirWorkloadRights: who may write UnitedDeployments and OverridePolicies but no
 // workloads gets no workloads by them.
-func TestAuthorsMakeOnlyWhatTheyMay(t *testing.T) {
+func TestAuthorsCannotExceedTheirWorkloadRights(t *testing.T) {
 	f := newFixture(t)
 	anna := f.as("anna")
 	allow := func(name string, rules ...rbacv1.PolicyRule) {

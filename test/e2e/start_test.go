@@ -91,12 +91,12 @@ func (f *fixture) overridesReady(name string) error {
 	return fmt.Errorf("conditions are %v", p.Status.Conditions)
 }
 
-// TestASmallGroupOfALargeCluster is scenario 23: the pods of a group of five nodes among
+// TestSmallGroupInALargeClusterIsFound is scenario 23: the pods of a group of five nodes among
 // a thousand others find them at the first attempt, because the chart makes
 // kube-scheduler check every node before it calls the extender. With 5 percent, which is
 // kube-scheduler's default for more than 5,600 nodes, it checks a hundred nodes for each
 // pod, and others for the next one: then pods are refused.
-func TestASmallGroupOfALargeCluster(t *testing.T) {
+func TestSmallGroupInALargeClusterIsFound(t *testing.T) {
 	tier.All(t, "1,000 nodes")
 	f := isolated.fixture(t)
 	others := make([]string, 1000)
@@ -180,10 +180,10 @@ func (f *fixture) watchRefusals(app string) func() int {
 	}
 }
 
-// TestMetricsTellWhatIsGoingOn is scenario 52: seats by state, waiting pods by reason,
+// TestMetricsShowSeatsPodsAndEvictions is scenario 52: seats by state, waiting pods by reason,
 // surplus pods, evictions by result, and answers to kube-scheduler, as the dashboard
 // reads them.
-func TestMetricsTellWhatIsGoingOn(t *testing.T) {
+func TestMetricsShowSeatsPodsAndEvictions(t *testing.T) {
 	f := isolated.fixture(t)
 	f.group("metrics-a", 1)
 	f.group("metrics-b", 1)

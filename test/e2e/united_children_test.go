@@ -66,10 +66,10 @@ func (f *fixture) refuseWorkload(name string) (allow func()) {
 	return allow
 }
 
-// TestUnitedOnePoolIsRefused is scenario 44 and A3: the workload of pool b cannot be
+// TestUnitedRefusedPoolBlocksNoOther is scenario 44 and A3: the workload of pool b cannot be
 // created. Those of the pools before and after it are created, the status names only b,
 // the creation is tried again with growing intervals, and succeeds once it is allowed.
-func TestUnitedOnePoolIsRefused(t *testing.T) {
+func TestUnitedRefusedPoolBlocksNoOther(t *testing.T) {
 	tier.All(t, "waits for growing pauses: 25 s")
 	f := newFixture(t)
 	f.sites("quota-a", "quota-b", "quota-c")
@@ -110,9 +110,9 @@ func TestUnitedOnePoolIsRefused(t *testing.T) {
 	f.done("web")
 }
 
-// TestUnitedDuplicateGoes is scenario 45 and A4: of two workloads of a pool the older one
+// TestUnitedNewerDuplicateIsDeleted is scenario 45 and A4: of two workloads of a pool the older one
 // stays.
-func TestUnitedDuplicateGoes(t *testing.T) {
+func TestUnitedNewerDuplicateIsDeleted(t *testing.T) {
 	f := newFixture(t)
 	f.sites("dup-a")
 	f.create(united("web", pool("dup-a", 2)))
@@ -188,9 +188,9 @@ func TestUnitedHandEditsArePutBack(t *testing.T) {
 	}
 }
 
-// TestUnitedTemplateLabelGoes is scenario 47 and A10: fields that are removed from the
+// TestUnitedRemovedTemplateFieldsAreRemoved is scenario 47 and A10: fields that are removed from the
 // template are removed from the workloads.
-func TestUnitedTemplateLabelGoes(t *testing.T) {
+func TestUnitedRemovedTemplateFieldsAreRemoved(t *testing.T) {
 	f := newFixture(t)
 	f.sites("label-a", "label-b")
 	ud := united("web", pool("label-a", 1), pool("label-b", 1))
@@ -252,10 +252,10 @@ func TestUnitedPoolsComeAndGo(t *testing.T) {
 	}
 }
 
-// TestUnitedToleratesThePool is scenario 49: the NodePool's taints are tolerated, also
+// TestUnitedToleratesThePoolsTaints is scenario 49: the NodePool's taints are tolerated, also
 // after the NodePool is deleted, which the status reports. The pods do not change then
 // (A13).
-func TestUnitedToleratesThePool(t *testing.T) {
+func TestUnitedToleratesThePoolsTaints(t *testing.T) {
 	f := newFixture(t)
 	f.nodeSpecs(devcluster.NodeSpec{Name: "taint-a-0", Labels: map[string]string{apps.NodePoolLabel: "taint-a"}})
 	f.pools(poolOf("taint-a", apps.NodePoolSpec{Taints: []apps.NodePoolTaint{

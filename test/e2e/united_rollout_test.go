@@ -147,9 +147,9 @@ func TestUnitedFailureStopsTheRollout(t *testing.T) {
 	}
 }
 
-// TestUnitedFailureMayBePassed: with onFailure Continue the third pool is
+// TestUnitedFailureContinuesWithTheNextPool: with onFailure Continue the third pool is
 // updated all the same.
-func TestUnitedFailureMayBePassed(t *testing.T) {
+func TestUnitedFailureContinuesWithTheNextPool(t *testing.T) {
 	f := newFixture(t)
 	f.sites("pass-a", "pass-b", "pass-c")
 	ud := united("web", pool("pass-a", 1), pool("pass-b", 1), pool("pass-c", 1))

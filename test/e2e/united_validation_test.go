@@ -133,8 +133,8 @@ func wantError(t *testing.T, err error, want string) {
 	}
 }
 
-// TestUnitedWhatCannotChange is scenarios 50, 52 and a part of 53.
-func TestUnitedWhatCannotChange(t *testing.T) {
+// TestUnitedImmutableFieldsAreRefused is scenarios 50, 52 and a part of 53.
+func TestUnitedImmutableFieldsAreRefused(t *testing.T) {
 	f := newFixture(t)
 	term := "nodeSelectorTerm: {matchExpressions: [{key: a, operator: Exists}]}"
 	before := poolsSpec("{name: a, replicas: 1, " + term + ", tolerations: [{key: a, operator: Exists}]}, {name: b, replicas: 1}")

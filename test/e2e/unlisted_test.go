@@ -104,11 +104,11 @@ func (c *converter) define() *unstructured.Unstructured {
 	return d
 }
 
-// TestAKindThatDoesNotList: the conversion webhook of a kind that the ConfigMap names
+// TestKindThatCannotBeListedDelaysNoOther: the conversion webhook of a kind that the ConfigMap names
 // fails, then hangs. atoll-manager is Ready, starts and leads, and places other
 // workloads; new pods of the kind wait at the gate, and go to their groups once the kind
 // can be listed.
-func TestAKindThatDoesNotList(t *testing.T) {
+func TestKindThatCannotBeListedDelaysNoOther(t *testing.T) {
 	tier.All(t, "a cluster of its own, whose kind's webhook hangs")
 	t.Parallel()
 	convert := newConverter(t)

@@ -50,10 +50,10 @@ func (f *fixture) unscheduled(app, reason string) int {
 	return n
 }
 
-// TestPodsWaitForAPolicyAndNotLonger is scenario 4: pods of a workload whose policy is
+// TestPodsWaitUntilTheirPolicyExists is scenario 4: pods of a workload whose policy is
 // missing wait without a call to the extender, and are placed as soon as the policy
 // exists.
-func TestPodsWaitForAPolicyAndNotLonger(t *testing.T) {
+func TestPodsWaitUntilTheirPolicyExists(t *testing.T) {
 	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("late-a", 1)
 		f.create(deployment("app", 3, "comes-later"))
@@ -236,9 +236,9 @@ func TestRangesFillInOrderAndTheRestWaits(t *testing.T) {
 	})
 }
 
-// TestReservationsLeaveNothingBehind is scenario 44: the seats of pods that are filtered
+// TestReservationsOfUnboundPodsExpire is scenario 44: the seats of pods that are filtered
 // and never bound become free.
-func TestReservationsLeaveNothingBehind(t *testing.T) {
+func TestReservationsOfUnboundPodsExpire(t *testing.T) {
 	tier.All(t, "waits until reservations end: 40 s")
 	f := isolated.fixture(t)
 	c := newCaller(f)
@@ -262,7 +262,7 @@ func TestReservationsLeaveNothingBehind(t *testing.T) {
 
 // TestPolicyDeleted is scenario 47: running pods stay, new ones wait; kube-scheduler
 // alone places those of a workload that ignores missing policies.
-// TestPodsWaitForAPolicyAndNotLonger tests the reverse direction.
+// TestPodsWaitUntilTheirPolicyExists tests the reverse direction.
 func TestPolicyDeleted(t *testing.T) {
 	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("gone-a", 1)

@@ -11,10 +11,10 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// TestANodeThatMovesWakesThePoliciesOfItsGroups: when a group gets its first node or
+// TestMovedNodeReconcilesPoliciesOfItsGroups: when a group gets its first node or
 // loses its last, the policies that name it, in upper or lower case, are reconciled;
 // policies of other groups are not.
-func TestANodeThatMovesWakesThePoliciesOfItsGroups(t *testing.T) {
+func TestMovedNodeReconcilesPoliciesOfItsGroups(t *testing.T) {
 	f := newFixture(t)
 	f.group("wake-a", 2)
 	f.nodeGroup(&gm.NodeGroup{ObjectMeta: metav1.ObjectMeta{Name: "wake-b"}, Spec: gm.NodeGroupSpec{MatchLabels: map[string]string{"test-group": "wake-b"}}})

@@ -153,8 +153,8 @@ func ranges(pairs ...any) gm.PropagationSpec {
 	return spec
 }
 
-// TestCheckBites: each history breaks exactly the wanted invariant, or none.
-func TestCheckBites(t *testing.T) {
+// TestCheckDetectsEachViolation: each history breaks exactly the wanted invariant, or none.
+func TestCheckDetectsEachViolation(t *testing.T) {
 	tests := map[string]struct {
 		history func(*run)
 		// want are the invariant and a part of the reason, or "".
@@ -481,8 +481,8 @@ func TestVersionsInAnyOrder(t *testing.T) {
 	}
 }
 
-// TestWhatHappenedInAGapIsNotJudged: writes in a gap are counted and not judged.
-func TestWhatHappenedInAGapIsNotJudged(t *testing.T) {
+// TestWritesInAGapAreNotJudged: writes in a gap are counted and not judged.
+func TestWritesInAGapAreNotJudged(t *testing.T) {
 	r := newRun()
 	r.set("1", func(*Pod) {})
 	s := r.tick(time.Minute)

@@ -147,9 +147,9 @@ func TestARecorderMissesNothing(t *testing.T) {
 	}
 }
 
-// TestARecorderOwnsUpToGaps: if the missed events cannot be watched any more, the objects
+// TestRecorderMarksGaps: if the missed events cannot be watched any more, the objects
 // are listed, and the versions that changed meanwhile are marked.
-func TestARecorderOwnsUpToGaps(t *testing.T) {
+func TestRecorderMarksGaps(t *testing.T) {
 	s := &server{pods: map[string]*corev1.Pod{}}
 	for _, name := range []string{"stays", "moves", "goes"} {
 		s.write(watch.Added, name, "")

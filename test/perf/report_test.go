@@ -58,7 +58,7 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-func TestEveryBenchmarkSaysWhatItIsAbout(t *testing.T) {
+func TestEveryBenchmarkHasADescription(t *testing.T) {
 	for _, b := range benchmarks {
 		if err := b.fill(options{rounds: 1, groups: 10}).check(); err != nil || b.about == "" {
 			t.Errorf("%s is about %q: %v", b.name, b.about, err)

@@ -120,7 +120,7 @@ func TestInterleave(t *testing.T) {
 	}
 }
 
-func TestRacesAreMeasuredInOneGo(t *testing.T) {
+func TestRacesAreMeasuredTogether(t *testing.T) {
 	n := 0.0
 	d := duel{race: &race{a: "A", b: "B", run: func(context.Context) (pair, error) {
 		n++

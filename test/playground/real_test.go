@@ -21,8 +21,8 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster"
 )
 
-// TestRealNodesThatCannotBe: what the playground cannot do is refused before anything is started.
-func TestRealNodesThatCannotBe(t *testing.T) {
+// TestInvalidRealNodeOptionsAreRefused: what the playground cannot do is refused before anything is started.
+func TestInvalidRealNodeOptionsAreRefused(t *testing.T) {
 	rename(t, "playground-refused")
 	refused(t, "-real-nodes=-1: it is a number from 1 to 20", "-real-nodes=-1")
 	refused(t, "-real-nodes=21: it is a number from 1 to 20", "-real-nodes=21")

@@ -59,7 +59,7 @@ func write(t rapid.TB, group *PodGroup) string {
 	return string(data)
 }
 
-func TestWhatIsReadIsWritten(t *testing.T) {
+func TestPodGroupIsWrittenExactlyAsRead(t *testing.T) {
 	for name, data := range map[string]string{
 		"every field":                inHTML(full),
 		"nothing":                    `{}`,
@@ -93,9 +93,9 @@ func TestWhatIsReadIsWritten(t *testing.T) {
 	}
 }
 
-// TestNothingIsPreservedWithoutNeed: a PodGroup whose fields are all known preserves
+// TestPodGroupOfKnownFieldsPreservesNothing: a PodGroup whose fields are all known preserves
 // nothing, because caches hold thousands of them.
-func TestNothingIsPreservedWithoutNeed(t *testing.T) {
+func TestPodGroupOfKnownFieldsPreservesNothing(t *testing.T) {
 	group := read(t, full)
 	topology := 2
 	size, count := int32(4), int32(1)
@@ -197,9 +197,9 @@ func TestAChangeWritesItsFieldOnly(t *testing.T) {
 	}
 }
 
-// TestAReadForgetsTheOneBefore: a client may read into an object that it has read
+// TestDecodeReplacesPreviousContent: a client may read into an object that it has read
 // into before.
-func TestAReadForgetsTheOneBefore(t *testing.T) {
+func TestDecodeReplacesPreviousContent(t *testing.T) {
 	group := read(t, full)
 	const next = `{"metadata":{"name":"b"},"spec":{"minMember":0}}`
 	if err := json.Unmarshal([]byte(next), group); err != nil {
@@ -210,7 +210,7 @@ func TestAReadForgetsTheOneBefore(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoPodGroupIsRefused(t *testing.T) {
+func TestMalformedPodGroupIsRefused(t *testing.T) {
 	for name, data := range map[string]string{
 		"a list":                  `[]`,
 		"a text":                  `"a"`,
@@ -227,9 +227,9 @@ func TestWhatIsNoPodGroupIsRefused(t *testing.T) {
 	}
 }
 
-// TestClientsPreserve: fields survive a client's codec, alone and in a list, and the
+// TestClientCodecsKeepUnknownFields: fields survive a client's codec, alone and in a list, and the
 // conversion between typed and untyped objects.
-func TestClientsPreserve(t *testing.T) {
+func TestClientCodecsKeepUnknownFields(t *testing.T) {
 	scheme := runtime.NewScheme()
 	if err := AddToScheme(scheme); err != nil {
 		t.Fatal(err)

@@ -85,9 +85,9 @@ var volcanos = map[string]string{
 	"status.conditions[].message":            aText,
 }
 
-// TestTheDefinitionIsVolcanos: whichever of the two is installed, the API server takes
+// TestPodGroupCRDMatchesVolcano: whichever of the two is installed, the API server takes
 // the same PodGroups, fills in the same defaults and shows the same columns.
-func TestTheDefinitionIsVolcanos(t *testing.T) {
+func TestPodGroupCRDMatchesVolcano(t *testing.T) {
 	data, err := os.ReadFile("../../../charts/atoll/files/crds/scheduling.volcano.sh_podgroups.yaml")
 	if err != nil {
 		t.Fatal(err)

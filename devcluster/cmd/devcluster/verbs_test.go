@@ -9,8 +9,8 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster"
 )
 
-// TestWhatAVerbIsAbout: a process or node, a program of a real node, or a container.
-func TestWhatAVerbIsAbout(t *testing.T) {
+// TestVerbArgumentsSelectTheTarget: a process or node, a program of a real node, or a container.
+func TestVerbArgumentsSelectTheTarget(t *testing.T) {
 	var got string
 	v := verb{
 		name: "kill",

@@ -74,8 +74,8 @@ func TestPull(t *testing.T) {
 	ask(http.MethodPut, "/v2/nginx/manifests/1.27", http.StatusMethodNotAllowed)
 }
 
-// TestNothingToServe: a file that is missing, or no tar.
-func TestNothingToServe(t *testing.T) {
+// TestMissingOrEmptyArchiveIsRefused: a file that is missing, or no tar.
+func TestMissingOrEmptyArchiveIsRefused(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "empty.tar")
 	if err := os.WriteFile(empty, nil, 0o600); err != nil {
 		t.Fatal(err)

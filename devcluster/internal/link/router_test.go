@@ -48,9 +48,9 @@ func packetTo(a netip.Addr) []byte {
 	return packet
 }
 
-// TestPacketsGoToTheLegThatTheyCameBy: within a pool over either leg, between pools and to the
+// TestPacketsStayOnTheLegTheyArrivedOn: within a pool over either leg, between pools and to the
 // control plane over the cloud only.
-func TestPacketsGoToTheLegThatTheyCameBy(t *testing.T) {
+func TestPacketsStayOnTheLegTheyArrivedOn(t *testing.T) {
 	n := newNetwork()
 	a1, a2, b1 := n.nodes["a1"], n.nodes["a2"], n.nodes["b1"]
 	server := netip.MustParseAddr("10.160.0.1")
@@ -152,8 +152,8 @@ func TestALegIsCutDelayedOrLossy(t *testing.T) {
 	})
 }
 
-// TestNoPacketOvertakes one that is late, when its leg is whole again.
-func TestNoPacketOvertakes(t *testing.T) {
+// TestDelayedPacketsKeepTheirOrder one that is late, when its leg is whole again.
+func TestDelayedPacketsKeepTheirOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNetwork()
 		a1, late := n.nodes["a1"], time.Second
@@ -183,8 +183,8 @@ func TestNoPacketOvertakes(t *testing.T) {
 	})
 }
 
-// TestANodeLosesItsPower: nothing reaches it before it is there again, with its legs as they were.
-func TestANodeLosesItsPower(t *testing.T) {
+// TestUnpluggedNodeGetsNoPackets: nothing reaches it before it is there again, with its legs as they were.
+func TestUnpluggedNodeGetsNoPackets(t *testing.T) {
 	n := newNetwork()
 	a1, a2 := n.nodes["a1"], n.nodes["a2"]
 	if err := n.set("a2", Cloud, State{Cut: true}); err != nil {
@@ -221,8 +221,8 @@ func TestANodeLosesItsPower(t *testing.T) {
 	}
 }
 
-// TestImpossibleLegsAreRefused with what is wrong.
-func TestImpossibleLegsAreRefused(t *testing.T) {
+// TestInvalidLegSettingsAreRefused with what is wrong.
+func TestInvalidLegSettingsAreRefused(t *testing.T) {
 	n := newNetwork()
 	for name, err := range map[string]error{
 		"node": n.set("nobody", Cloud, State{}), "leg": n.set("a1", "third", State{}),

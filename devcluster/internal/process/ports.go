@@ -1,7 +1,6 @@
 package process
 
 import (
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -12,37 +11,57 @@ import (
 // Ports are chosen below the range of ports for outgoing connections, because a killed
 // server's port must still be free when it restarts.
 const (
-	firstPort    = 20000
-	lastPort     = 29999
-	portAttempts = 200
+	firstPort = 20000
+	lastPort  = 29999
+	// blockSize is how many ports a process claims at once.
+	blockSize = 100
 )
 
 var (
-	mu sync.Mutex // guards handedOut
-	// handedOut are the ports that FreePort has returned in this process; some may have
-	// no listener yet.
-	handedOut = map[int]bool{}
+	mu sync.Mutex // guards the variables below
+	// next is the next port to return, and end the first port behind the last block that
+	// this process has claimed.
+	next, end int
+	// claims are the listeners on the first port of each claimed block. They are open as
+	// long as the process lives, so no other process returns a port of its blocks: one that
+	// was returned may have no listener for a long time yet.
+	claims []net.Listener
 )
 
 // FreePort returns a port of 127.0.0.1 without a listener. It never returns the same port
-// twice within one process.
+// twice within one process, and none that it has returned in another process that lives.
 func FreePort() (int, error) {
 	mu.Lock()
 	defer mu.Unlock()
-	for range portAttempts {
-		port := firstPort + rand.IntN(lastPort-firstPort+1)
-		if handedOut[port] {
-			continue
+	for {
+		for ; next < end; next++ {
+			if listener, err := listen(next); err == nil { // what an ended process started may listen still
+				port := next
+				next++
+				return port, listener.Close()
+			}
 		}
-		listener, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
-		if err != nil {
-			continue
+		if err := claimLocked(); err != nil {
+			return 0, err
 		}
-		if err := listener.Close(); err != nil {
-			return 0, fmt.Errorf("closing the probe of port %d: %w", port, err)
-		}
-		handedOut[port] = true
-		return port, nil
 	}
-	return 0, errors.New("finding a free port: none of " + strconv.Itoa(portAttempts) + " tried is free")
+}
+
+// claimLocked claims a block of ports that no living process has.
+func claimLocked() error {
+	const blocks = (lastPort + 1 - firstPort) / blockSize
+	start := rand.IntN(blocks)
+	for i := range blocks {
+		first := firstPort + (start+i)%blocks*blockSize
+		if listener, err := listen(first); err == nil {
+			claims = append(claims, listener)
+			next, end = first+1, first+blockSize
+			return nil
+		}
+	}
+	return fmt.Errorf("finding a free port: every block of %d ports from %d to %d is claimed by a process", blockSize, firstPort, lastPort)
+}
+
+func listen(port int) (net.Listener, error) {
+	return net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 }

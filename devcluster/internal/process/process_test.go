@@ -27,7 +27,7 @@ func newLauncher(t *testing.T) *Launcher {
 	return l
 }
 
-func TestIdentityIsNotFooledByAReusedID(t *testing.T) {
+func TestIdentityDetectsAReusedProcessID(t *testing.T) {
 	id, done := start(t, newLauncher(t), "-c", "exec sleep 1000")
 	if !id.Alive() {
 		t.Fatal("a running process is not alive")

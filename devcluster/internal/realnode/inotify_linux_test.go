@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestInstancesAreRaised, once, and never lowered.
-func TestInstancesAreRaised(t *testing.T) {
+// TestInotifyInstanceLimitIsRaised, once, and never lowered.
+func TestInotifyInstanceLimitIsRaised(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "max_user_instances")
 	for _, tc := range []struct{ had, want, told string }{
 		{"128\n", "4096", "raised fs.inotify.max_user_instances from 128 to 4096, for the kubelets"},
@@ -28,8 +28,8 @@ func TestInstancesAreRaised(t *testing.T) {
 	}
 }
 
-// TestInstancesThatCannotBeRaised: the error says what was tried, and of which setting.
-func TestInstancesThatCannotBeRaised(t *testing.T) {
+// TestInotifyLimitErrorNamesTheSetting: the error says what was tried, and of which setting.
+func TestInotifyLimitErrorNamesTheSetting(t *testing.T) {
 	dir := t.TempDir()
 	damaged := filepath.Join(dir, "damaged")
 	if err := os.WriteFile(damaged, []byte("many"), 0o600); err != nil {

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestSeccompIsLeftOut, and nothing else of the configuration of a container.
-func TestSeccompIsLeftOut(t *testing.T) {
+// TestSeccompIsRemovedFromContainerConfig, and nothing else of the configuration of a container.
+func TestSeccompIsRemovedFromContainerConfig(t *testing.T) {
 	for name, tc := range map[string]struct{ config, want string }{
 		"with a profile": {
 			`{"ociVersion":"1.3.0","process":{"args":["/pause"]},"linux":{"seccomp":{"defaultAction":"SCMP_ACT_ERRNO"},"namespaces":[{"type":"pid"}],"resources":{"memory":{"limit":9007199254740993}}}}`,
@@ -52,8 +52,8 @@ func decode(t *testing.T, text []byte) (value struct {
 	return value
 }
 
-// TestConfigurationsThatAreNone: a file that is missing is left to runc, which says so.
-func TestConfigurationsThatAreNone(t *testing.T) {
+// TestInvalidContainerConfigIsAnError: a file that is missing is left to runc, which says so.
+func TestInvalidContainerConfigIsAnError(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config.json")
 	if err := withoutSeccomp(path); err != nil {
 		t.Errorf("a file that is missing: %v", err)
@@ -68,8 +68,8 @@ func TestConfigurationsThatAreNone(t *testing.T) {
 	}
 }
 
-// TestGroupsInheritTheirCPUs in version 1, at each level. In version 2 the kernel does that.
-func TestGroupsInheritTheirCPUs(t *testing.T) {
+// TestCgroupsInheritTheirCPUs in version 1, at each level. In version 2 the kernel does that.
+func TestCgroupsInheritTheirCPUs(t *testing.T) {
 	for name, version2 := range map[string]bool{"version 1": false, "version 2": true} {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
@@ -104,9 +104,9 @@ func TestGroupsInheritTheirCPUs(t *testing.T) {
 	}
 }
 
-// TestManyAskForGroupsAtOnce: tests that run side by side ask side by side. Each gets the answer that
+// TestConcurrentCgroupChecksAgree: tests that run side by side ask side by side. Each gets the answer that
 // one alone gets, whether this machine has control groups or not.
-func TestManyAskForGroupsAtOnce(t *testing.T) {
+func TestConcurrentCgroupChecksAgree(t *testing.T) {
 	alone := CanMakeGroups()
 	var all sync.WaitGroup
 	for range 8 {

@@ -106,8 +106,8 @@ func TestUnpackStaysInItsDirectory(t *testing.T) {
 	}
 }
 
-// TestNoTar: what is no tar, or ends in the middle of a file, is an error.
-func TestNoTar(t *testing.T) {
+// TestInvalidTarIsAnError: what is no tar, or ends in the middle of a file, is an error.
+func TestInvalidTarIsAnError(t *testing.T) {
 	whole := packed(t, tar.Header{Typeflag: tar.TypeReg, Name: "file", Mode: 0o600}).Bytes()
 	for name, content := range map[string][]byte{"no tar": bytes.Repeat([]byte("x"), 1024), "cut": whole[:514]} {
 		if err := Unpack(t.TempDir(), bytes.NewReader(content)); err == nil {

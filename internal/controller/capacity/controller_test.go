@@ -110,7 +110,7 @@ func running(name string, owner build.Object, class string, options ...build.Opt
 	}, options...)...)
 }
 
-func TestAWorkloadIsShown(t *testing.T) {
+func TestCapacitySplitShowsTheWorkload(t *testing.T) {
 	s := newSite(t, web("1", "on-demand", "spot")...)
 	if result, err := s.pass(); err != nil || result.RequeueAfter != 0 || len(s.Evicted) > 0 {
 		t.Fatalf("runs again after %s, error %v, evicted %v", result.RequeueAfter, err, s.Evicted)
@@ -237,9 +237,9 @@ func TestAnswersToAMove(t *testing.T) {
 	}
 }
 
-// TestAValueThatCannotBeUsed: the last count stays in force, nothing moves, and an event
+// TestInvalidCountKeepsTheLastValidOne: the last count stays in force, nothing moves, and an event
 // names the error.
-func TestAValueThatCannotBeUsed(t *testing.T) {
+func TestInvalidCountKeepsTheLastValidOne(t *testing.T) {
 	s := newSite(t, web("1", "on-demand", "spot")...)
 	if _, err := s.pass(); err != nil {
 		t.Fatal(err)
@@ -257,8 +257,8 @@ func TestAValueThatCannotBeUsed(t *testing.T) {
 	}
 }
 
-// TestPodsThatPassNoWebhook are not moved: their successors would not be divided either.
-func TestPodsThatPassNoWebhook(t *testing.T) {
+// TestPodsThatBypassTheWebhookAreNotMoved are not moved: their successors would not be divided either.
+func TestPodsThatBypassTheWebhookAreNotMoved(t *testing.T) {
 	s := newSite(t, web("0", "on-demand", "on-demand", "spot")...)
 	if _, err := s.pass(); err != nil || len(s.Evicted) != 1 {
 		t.Fatalf("evicted %v, error %v", s.Evicted, err)
@@ -278,8 +278,8 @@ func TestPodsThatPassNoWebhook(t *testing.T) {
 	}
 }
 
-// TestASuccessorOfTheSameClass ends the moves: another successor would have the same class.
-func TestASuccessorOfTheSameClass(t *testing.T) {
+// TestSuccessorOfTheSameClassEndsTheMoves ends the moves: another successor would have the same class.
+func TestSuccessorOfTheSameClassEndsTheMoves(t *testing.T) {
 	s := newSite(t, web("0", "on-demand", "on-demand", "spot")...)
 	if _, err := s.pass(); err != nil || len(s.Evicted) != 1 {
 		t.Fatalf("evicted %v, error %v", s.Evicted, err)
@@ -388,10 +388,10 @@ func TestAStatefulSetsPodStaysWithItsVolume(t *testing.T) {
 	}
 }
 
-// TestAPodThatDoesNotReachItsVolume is evicted: when it was created the node of the volume
+// TestPodThatCannotReachItsVolumeIsEvicted is evicted: when it was created the node of the volume
 // was away, or had no class. Its successor is restricted to the class of the node, and
 // stays, whatever its ordinal is.
-func TestAPodThatDoesNotReachItsVolume(t *testing.T) {
+func TestPodThatCannotReachItsVolumeIsEvicted(t *testing.T) {
 	set := build.StatefulSet("db", asks("1"), build.Replicas(1))
 	claims := build.With(func(p *corev1.Pod) {
 		p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
@@ -423,9 +423,9 @@ func TestAPodThatDoesNotReachItsVolume(t *testing.T) {
 	look(0)
 }
 
-// TestPodsWhoseStampsAreTakenOff count in the class of their node. Their node affinity counts
+// TestPodsWithoutClassLabelCountByTheirNode count in the class of their node. Their node affinity counts
 // as their owner's: other pods are moved instead, and the condition shows if there are none.
-func TestPodsWhoseStampsAreTakenOff(t *testing.T) {
+func TestPodsWithoutClassLabelCountByTheirNode(t *testing.T) {
 	objects := web("1", "on-demand", "on-demand", "spot")
 	classes, err := capacity.Presets()[capacity.DefaultPreset].Ready()
 	if err != nil {
@@ -448,9 +448,9 @@ func TestPodsWhoseStampsAreTakenOff(t *testing.T) {
 	}
 }
 
-// TestAStatefulSetSpeaksForItself: it is divided even if it has an owner, and the owner does
+// TestOwnedStatefulSetIsDividedOnItsOwn: it is divided even if it has an owner, and the owner does
 // not count its pods.
-func TestAStatefulSetSpeaksForItself(t *testing.T) {
+func TestOwnedStatefulSetIsDividedOnItsOwn(t *testing.T) {
 	above := build.Deployment("web", asks("0"), build.Replicas(2))
 	set := build.StatefulSet("db", asks("1"), build.OwnedBy(above), build.Replicas(2))
 	s := newSite(t, above, set, running("db-0", set, "on-demand"), running("db-1", set, "spot"))
@@ -476,8 +476,8 @@ func TestNothingMovesBeforeNamespacesAreKnown(t *testing.T) {
 	}
 }
 
-// TestClassesAreTurnedOff: CapacitySplits are deleted, even before namespaces are known.
-func TestClassesAreTurnedOff(t *testing.T) {
+// TestDisabledClassesDeleteCapacitySplits: CapacitySplits are deleted, even before namespaces are known.
+func TestDisabledClassesDeleteCapacitySplits(t *testing.T) {
 	s := newSite(t, web("1", "on-demand", "spot")...)
 	if _, err := s.pass(); err != nil || s.split() == nil {
 		t.Fatalf("it has no CapacitySplit (error %v)", err)
@@ -497,8 +497,8 @@ func TestExcludedNamespaces(t *testing.T) {
 	}
 }
 
-// TestAWorkloadThatIsAdopted: its waiting pods stay, because they are divided as its owner's.
-func TestAWorkloadThatIsAdopted(t *testing.T) {
+// TestAdoptedWorkloadKeepsItsWaitingPods: its waiting pods stay, because they are divided as its owner's.
+func TestAdoptedWorkloadKeepsItsWaitingPods(t *testing.T) {
 	objects := web("1", "on-demand", "spot")
 	waits := objects[3].(*corev1.Pod)
 	waits.Spec.NodeName = ""
@@ -510,9 +510,9 @@ func TestAWorkloadThatIsAdopted(t *testing.T) {
 	}
 }
 
-// TestTheLastCountOutlivesItsReplica: with an invalid count the last one stays in force after
+// TestLastValidCountSurvivesALeaderChange: with an invalid count the last one stays in force after
 // another replica becomes the leader.
-func TestTheLastCountOutlivesItsReplica(t *testing.T) {
+func TestLastValidCountSurvivesALeaderChange(t *testing.T) {
 	s := newSite(t, web("1", "on-demand", "spot")...)
 	if _, err := s.pass(); err != nil {
 		t.Fatal(err)
@@ -526,9 +526,9 @@ func TestTheLastCountOutlivesItsReplica(t *testing.T) {
 	}
 }
 
-// TestWhatIsShownOfNobodyGoes: CapacitySplits of workloads that were deleted with
+// TestOrphanedCapacitySplitIsDeleted: CapacitySplits of workloads that were deleted with
 // --cascade=orphan are deleted.
-func TestWhatIsShownOfNobodyGoes(t *testing.T) {
+func TestOrphanedCapacitySplitIsDeleted(t *testing.T) {
 	s := newSite(t, web("1", "on-demand", "spot")...)
 	if _, err := s.pass(); err != nil {
 		t.Fatal(err)
@@ -588,8 +588,8 @@ func TestPodsFallBack(t *testing.T) {
 	}
 }
 
-// TestPodsThatWaitAreFree once their workload is not divided any more.
-func TestPodsThatWaitAreFree(t *testing.T) {
+// TestUndividedWorkloadEvictsItsPendingPods once their workload is not divided any more.
+func TestUndividedWorkloadEvictsItsPendingPods(t *testing.T) {
 	objects := web("1", "on-demand", "spot")
 	waits := objects[3].(*corev1.Pod)
 	waits.Spec.NodeName = ""
@@ -685,8 +685,8 @@ func TestPodsFallBackToFullNodes(t *testing.T) {
 	}
 }
 
-// TestNobodyFellBack: all pods are on-demand because the count says so.
-func TestNobodyFellBack(t *testing.T) {
+// TestFullyOnDemandWorkloadIsNoFallback: all pods are on-demand because the count says so.
+func TestFullyOnDemandWorkloadIsNoFallback(t *testing.T) {
 	objects := web("2", "on-demand", "on-demand")
 	build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback)(objects[0])
 	s := newSite(t, objects...)
@@ -700,9 +700,9 @@ func TestNobodyFellBack(t *testing.T) {
 	}
 }
 
-// TestPodsThatWaitAreFreeAfterAnError: the first eviction failed, and kube-scheduler tried
+// TestUndividedPendingPodsAreEvictedAfterAnError: the first eviction failed, and kube-scheduler tried
 // another pod only later.
-func TestPodsThatWaitAreFreeAfterAnError(t *testing.T) {
+func TestUndividedPendingPodsAreEvictedAfterAnError(t *testing.T) {
 	broken := errors.New("broken")
 	for name, answer := range map[string]error{"the API server failed": broken, "it is busy": apierrors.NewTooManyRequests("later", 1)} {
 		t.Run(name, func(t *testing.T) {
@@ -739,8 +739,8 @@ func TestPodsThatWaitAreFreeAfterAnError(t *testing.T) {
 	}
 }
 
-// TestWhenIsLookedAgain: the condition may show another problem than the wait is for.
-func TestWhenIsLookedAgain(t *testing.T) {
+// TestRequeueCoversProblemsNotInTheCondition: the condition may show another problem than the wait is for.
+func TestRequeueCoversProblemsNotInTheCondition(t *testing.T) {
 	t.Run("a pod waits, and another has no room", func(t *testing.T) {
 		objects := web("1", "on-demand", "on-demand", "spot")
 		waits(t, capacity.Spot)(objects[4])
@@ -766,9 +766,9 @@ func TestWhenIsLookedAgain(t *testing.T) {
 	})
 }
 
-// TestAnOrdinalThatComesBackTheSame ends the moves: another successor would have the same
+// TestOrdinalOfTheSameClassEndsTheMoves ends the moves: another successor would have the same
 // class.
-func TestAnOrdinalThatComesBackTheSame(t *testing.T) {
+func TestOrdinalOfTheSameClassEndsTheMoves(t *testing.T) {
 	set := build.StatefulSet("db", asks("0"), build.Replicas(2))
 	s := newSite(t, set, running("db-0", set, "on-demand"), running("db-1", set, "spot"))
 	look := func() (ctrl.Result, error) {
@@ -788,8 +788,8 @@ func TestAnOrdinalThatComesBackTheSame(t *testing.T) {
 	}
 }
 
-// TestASplitOfAWorkloadBefore: an earlier workload of the name owns the CapacitySplit.
-func TestASplitOfAWorkloadBefore(t *testing.T) {
+// TestCapacitySplitOfAnEarlierWorkloadIsReplaced: an earlier workload of the name owns the CapacitySplit.
+func TestCapacitySplitOfAnEarlierWorkloadIsReplaced(t *testing.T) {
 	s := newSite(t, web("1", "on-demand", "spot")...)
 	old := &api.CapacitySplit{ObjectMeta: metav1.ObjectMeta{
 		Namespace: build.Namespace, Name: "deployment-web", UID: "old",
@@ -821,8 +821,8 @@ func TestNamesOfSplits(t *testing.T) {
 	}
 }
 
-// TestWhoIsLookedAt at the start: the workloads that are divided.
-func TestWhoIsLookedAt(t *testing.T) {
+// TestStartEnqueuesDividedWorkloads at the start: the workloads that are divided.
+func TestStartEnqueuesDividedWorkloads(t *testing.T) {
 	s := newSite(t, web("1", "on-demand", "spot")...)
 	s.World.Add(t, build.Deployment("other"))
 	if all := s.all(); len(all) != 1 || all[0].uid != "web" {

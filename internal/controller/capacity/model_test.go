@@ -519,13 +519,13 @@ func (c *cluster) moves(left *budget) (out []func()) {
 	return out
 }
 
-// TestEveryOrderIsExact runs every order of these steps: two replicas of the webhook answer
+// TestEveryOrderOfStepsEndsExact runs every order of these steps: two replicas of the webhook answer
 // for up to four pods, pods are created or refused, delivered by the watch, deleted,
 // settled at the gate and evicted, time passes, another replica becomes the leader, and
 // the workload is scaled. There are never more on-demand pods than the count, and from
 // every state the model comes to rest with exact numbers. Without a change of the target
 // and without a new leader that takes no eviction.
-func TestEveryOrderIsExact(t *testing.T) {
+func TestEveryOrderOfStepsEndsExact(t *testing.T) {
 	for _, tc := range []struct {
 		name            string
 		replicas, count int

@@ -172,8 +172,8 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// TestWhatPodsWaitFor: pods at the gate wait for atoll-manager, not for a node.
-func TestWhatPodsWaitFor(t *testing.T) {
+// TestMessageNamesTheClassPodsWaitFor: pods at the gate wait for atoll-manager, not for a node.
+func TestMessageNamesTheClassPodsWaitFor(t *testing.T) {
 	for message, waiting := range map[string][]seats.SeatView{
 		"pods wait for a node of class spot":                pods("od", "spot+waits", "none+gated"),
 		"pods wait for a node of both classes":              pods("od+waits", "spot+waits"),
@@ -188,8 +188,8 @@ func TestWhatPodsWaitFor(t *testing.T) {
 	}
 }
 
-// TestARolloutStandsStill once all pods are Ready and older than stillTime.
-func TestARolloutStandsStill(t *testing.T) {
+// TestRolloutCountsAsPausedAfterStillTime once all pods are Ready and older than stillTime.
+func TestRolloutCountsAsPausedAfterStillTime(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
 	for age, want := range map[time.Duration]bool{29 * time.Second: false, 30 * time.Second: true, time.Hour: true} {
 		all := pods("od", "spot")

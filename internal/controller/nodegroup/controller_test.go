@@ -227,7 +227,7 @@ func TestReconcileLabelsMembersOnly(t *testing.T) {
 	}
 }
 
-func TestAGroupIsHeldUntilItsLabelIsOffEveryNode(t *testing.T) {
+func TestFinalizerStaysUntilEveryNodeIsUnlabelled(t *testing.T) {
 	s := newSite(t, build.NodeGroup("g", build.Selects("a", "b")), build.NodeGroup("heir", build.Selects("b"), created(9)), build.Node("a"), build.Node("b"))
 	s.reconcile("g", "heir")
 	if !slices.Contains(s.group("g").Finalizers, gm.NodeGroupFinalizer) {
@@ -256,7 +256,7 @@ func TestAGroupIsHeldUntilItsLabelIsOffEveryNode(t *testing.T) {
 	s.reconcile("g") // a deleted group is not an error
 }
 
-func TestNoNodeIsLabelledBeforeTheGroupIsHeld(t *testing.T) {
+func TestFinalizerIsAddedBeforeNodesAreLabelled(t *testing.T) {
 	s := newSite(t, build.NodeGroup("g", build.Selects("a")), build.Node("a"))
 	s.refuse, s.answer = "g", apierrors.NewConflict(schema.GroupResource{Resource: "nodegroups"}, "g", errors.New("changed"))
 	if result, err := s.pass("g"); err != nil || result.RequeueAfter == 0 {

@@ -222,9 +222,9 @@ func TestConflictIsTriedAgainSilently(t *testing.T) {
 	}
 }
 
-// TestOnlyTheAPIServerSaysThatAPoolIsGone: while only the cache
+// TestPoolMissingFromTheCacheChangesNoNode: while only the cache
 // does not have the pool of a node, nothing is removed from the node.
-func TestOnlyTheAPIServerSaysThatAPoolIsGone(t *testing.T) {
+func TestPoolMissingFromTheCacheChangesNoNode(t *testing.T) {
 	s := newSite(t, build.NodePool("p", gives("a", "b"), selects("site", "x")), build.Node("n", build.Label("site", "x")))
 	s.nodes("n")
 	s.writes = nil
@@ -241,8 +241,8 @@ func TestOnlyTheAPIServerSaysThatAPoolIsGone(t *testing.T) {
 	}
 }
 
-// TestMissingPoolIsToldOnce: the event is emitted again only if the pool existed meanwhile.
-func TestMissingPoolIsToldOnce(t *testing.T) {
+// TestMissingPoolEmitsOneEvent: the event is emitted again only if the pool existed meanwhile.
+func TestMissingPoolEmitsOneEvent(t *testing.T) {
 	s := newSite(t, build.Node("n", names("p")))
 	s.nodes("n", "n", "n")
 	if got := s.events(); fmt.Sprint(got) != "["+apps.ReasonNodePoolMissing+"]" {
@@ -307,9 +307,9 @@ func TestBadNodesAreNamed(t *testing.T) {
 	}
 }
 
-// TestPassesRunSideBySide: concurrent passes over nodes and pools, while a pool changes again
+// TestConcurrentPassesEndLikeSequentialOnes: concurrent passes over nodes and pools, while a pool changes again
 // and again, have the same result as sequential ones.
-func TestPassesRunSideBySide(t *testing.T) {
+func TestConcurrentPassesEndLikeSequentialOnes(t *testing.T) {
 	objects := []client.Object{build.NodePool("p", gives("a", "0"), selects("site", "x")), build.NodePool("q", selects("site", "x"))}
 	var all []string
 	for i := range 20 {
@@ -352,8 +352,8 @@ func TestPassesRunSideBySide(t *testing.T) {
 	}
 }
 
-// TestBadNodeThatGoesIsForgotten: the status of its pool no longer names it.
-func TestBadNodeThatGoesIsForgotten(t *testing.T) {
+// TestPoolStatusDropsADeletedBadNode: the status of its pool no longer names it.
+func TestPoolStatusDropsADeletedBadNode(t *testing.T) {
 	s := newSite(t, build.NodePool("p", gives("a", "b")), build.Node("n", names("p")))
 	s.refuse["n"] = forbidden("n")
 	if _, err := s.reconcileNode(t.Context(), request("n")); err == nil {
@@ -369,8 +369,8 @@ func TestBadNodeThatGoesIsForgotten(t *testing.T) {
 	}
 }
 
-// TestDeletedPoolGoesLast: the finalizer is removed when every node has its own attributes.
-func TestDeletedPoolGoesLast(t *testing.T) {
+// TestPoolFinalizerStaysUntilNodesAreRestored: the finalizer is removed when every node has its own attributes.
+func TestPoolFinalizerStaysUntilNodesAreRestored(t *testing.T) {
 	s := newSite(t, build.NodePool("p", gives("a", "b"), selects("site", "x")), build.Node("n", build.Label("site", "x"), build.Label("a", "mine")))
 	s.nodes("n")
 	if err := s.Client.Delete(t.Context(), s.pool("p")); err != nil {
@@ -405,9 +405,9 @@ func TestDeletedPoolGoesLast(t *testing.T) {
 	}
 }
 
-// TestWhatTheSchemaWouldRefuse: invalid values that were stored without the schema are
+// TestInvalidStoredPoolValuesAreIgnored: invalid values that were stored without the schema are
 // ignored, and a condition names them.
-func TestWhatTheSchemaWouldRefuse(t *testing.T) {
+func TestInvalidStoredPoolValuesAreIgnored(t *testing.T) {
 	s := newSite(t, build.NodePool("p", gives("kubernetes.io/hostname", "x")), build.NodePool("q", selects("not a key", "x")), build.Node("n", names("p")))
 	s.nodes("n")
 	s.pools("p", "q")

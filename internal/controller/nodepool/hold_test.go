@@ -159,8 +159,8 @@ func (unreadable) List(context.Context, client.ObjectList, ...client.ListOption)
 	return errors.New("no pods today")
 }
 
-// TestPodsThatCannotBeRead: only the taint waits.
-func TestPodsThatCannotBeRead(t *testing.T) {
+// TestUnreadablePodsDelayOnlyTheTaint: only the taint waits.
+func TestUnreadablePodsDelayOnlyTheTaint(t *testing.T) {
 	tolerant := []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 	s := newSite(t, append(unitedIn("p", tolerant, tolerant), build.NodePool("p", offline("")), build.Node("n", names("p")))...)
 	live := s.Live
@@ -179,9 +179,9 @@ func TestPodsThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// TestNobodyElseIsWaitedFor: no delay for taints without eviction, for workloads that do not
+// TestTaintsWaitForUnitedDeploymentsOnly: no delay for taints without eviction, for workloads that do not
 // belong to a UnitedDeployment, and for pools without workloads.
-func TestNobodyElseIsWaitedFor(t *testing.T) {
+func TestTaintsWaitForUnitedDeploymentsOnly(t *testing.T) {
 	theirs := unitedIn("p", nil, nil)
 	theirs[0].SetOwnerReferences(nil)
 	s := newSite(t, append(append(theirs, unitedIn("q", nil, nil)...), build.NodePool("p", offline("")), build.Node("n", names("p")),

@@ -354,7 +354,7 @@ func TestTheNextPodIsChangedOnceTheLastHasRestarted(t *testing.T) {
 	}
 }
 
-func TestARuleTakenAwayGivesTheImageBack(t *testing.T) {
+func TestRemovedRuleRestoresTheImage(t *testing.T) {
 	s := newFixture(t, append(base(1), running(0))...)
 	s.reconcile()
 	pod := s.pod("web-1-0")
@@ -522,7 +522,7 @@ func TestStatusNamesTheRuleAndWritesNothingAtRest(t *testing.T) {
 	}
 }
 
-func TestAPolicyThatCannotBeUsedAnyMoreSaysNothingOfWorkloads(t *testing.T) {
+func TestInvalidPolicyReportsNoWorkloads(t *testing.T) {
 	s := newFixture(t, append(base(1), running(0))...)
 	s.reconcile()
 	policy := &gm.OverridePolicy{}
@@ -540,7 +540,7 @@ func TestAPolicyThatCannotBeUsedAnyMoreSaysNothingOfWorkloads(t *testing.T) {
 	}
 }
 
-func TestAPolicyThatIsGoneOrOnItsWayOutIsLeftAlone(t *testing.T) {
+func TestDeletedPolicyChangesNoPods(t *testing.T) {
 	leaving := base(1)
 	build.Deleting("example.com/f")(leaving[3])
 	for name, objects := range map[string][]build.Object{
@@ -554,10 +554,10 @@ func TestAPolicyThatIsGoneOrOnItsWayOutIsLeftAlone(t *testing.T) {
 	}
 }
 
-// TestAStatusThatWasWrittenFromACacheThatWasBehindIsPutRight: if the cache misses the
+// TestStatusFromAStaleCacheIsCorrected: if the cache misses the
 // status that the last pass wrote, the next pass may find nothing to write although the
 // stored status is wrong. The event of the write triggers one more pass.
-func TestAStatusThatWasWrittenFromACacheThatWasBehindIsPutRight(t *testing.T) {
+func TestStatusFromAStaleCacheIsCorrected(t *testing.T) {
 	s := newFixture(t, build.OverridePolicy("o", build.Registry("hz", "hz.io")))
 	s.reconcile()
 	policy := func() *gm.OverridePolicy {
@@ -594,9 +594,9 @@ func (s *fixture) ready() metav1.Condition {
 	return metav1.Condition{}
 }
 
-// TestAPassThatDidNotSeeReportsNothingElse: if a pass cannot observe, the condition is
+// TestFailedObservationKeepsTheRestOfTheStatus: if a pass cannot observe, the condition is
 // Unknown with the cause, and the rest of the status stays.
-func TestAPassThatDidNotSeeReportsNothingElse(t *testing.T) {
+func TestFailedObservationKeepsTheRestOfTheStatus(t *testing.T) {
 	s := newFixture(t, append(base(1), running(0, build.With(func(p *corev1.Pod) { p.Spec.Containers[0].Image = "hz.io/nginx:1" }),
 		build.Annotation(gm.OriginalImagesAnnotation, `{"c":"nginx:1"}`)))...)
 	s.reconcile()
@@ -633,9 +633,9 @@ func TestAPolicyWithoutPodsIsNotSatisfied(t *testing.T) {
 	}
 }
 
-// TestWhyNoPodIsCreatedIsSaid: the pods' owner reports that the API server refuses its pods,
+// TestConditionQuotesThePodCreationError: the pods' owner reports that the API server refuses its pods,
 // and the policy repeats it.
-func TestWhyNoPodIsCreatedIsSaid(t *testing.T) {
+func TestConditionQuotesThePodCreationError(t *testing.T) {
 	objects := base(2)
 	objects[1] = build.ReplicaSet("web-1", build.OwnedBy(objects[0]), build.Replicas(2), build.With(func(rs *appsv1.ReplicaSet) {
 		rs.Status.Conditions = []appsv1.ReplicaSetCondition{{Type: appsv1.ReplicaSetReplicaFailure, Status: corev1.ConditionTrue, Message: "exceeded quota"}}
@@ -647,9 +647,9 @@ func TestWhyNoPodIsCreatedIsSaid(t *testing.T) {
 	}
 }
 
-// TestWhatComesOfATrialIsSaid: the condition names the rule and the API server's error, or
+// TestConditionReportsTheTrialResult: the condition names the rule and the API server's error, or
 // why the trial failed.
-func TestWhatComesOfATrialIsSaid(t *testing.T) {
+func TestConditionReportsTheTrialResult(t *testing.T) {
 	fixed := build.OverridePolicy("o", build.Args("hz", "c", "--hz"))
 	refusal := policies.Refusal{RuleError: override.RuleError{Overrider: "spec.overrideRules[0].overriders", Err: errors.New(`Duplicate value: "data"`)}}
 	tests := map[string]struct {

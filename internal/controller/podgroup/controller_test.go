@@ -130,9 +130,9 @@ func requests(cpu string) build.Option {
 	})
 }
 
-// TestTheNewestTemplateCounts: after a rollback the older ReplicaSet has the newest template.
+// TestPodGroupUsesTheNewestTemplate: after a rollback the older ReplicaSet has the newest template.
 // Younger pods of the other ReplicaSet change nothing.
-func TestTheNewestTemplateCounts(t *testing.T) {
+func TestPodGroupUsesTheNewestTemplate(t *testing.T) {
 	s := newSite(t)
 	web := build.Deployment("web", build.Replicas(2), build.Annotation(scheduling.MinMemberAnnotation, "2"))
 	old := build.ReplicaSet("web-1", build.OwnedBy(web), build.Annotation("deployment.kubernetes.io/revision", "3"))
@@ -149,8 +149,8 @@ func TestTheNewestTemplateCounts(t *testing.T) {
 	}
 }
 
-// TestWhatNobodyNeedsIsCollected: PodGroups that no pod needs are deleted, and no others.
-func TestWhatNobodyNeedsIsCollected(t *testing.T) {
+// TestUnneededPodGroupsAreDeleted: PodGroups that no pod needs are deleted, and no others.
+func TestUnneededPodGroupsAreDeleted(t *testing.T) {
 	web := build.Deployment("web", build.Replicas(2))
 	none := build.Deployment("web", build.Replicas(0))
 	set := build.ReplicaSet("web-1", build.OwnedBy(web), build.Replicas(2))
@@ -218,8 +218,8 @@ func TestWhatNobodyNeedsIsCollected(t *testing.T) {
 	}
 }
 
-// TestAnOwnerThatGoesGetsNoPodGroup: the garbage collector would delete it again.
-func TestAnOwnerThatGoesGetsNoPodGroup(t *testing.T) {
+// TestForegroundDeletedOwnerGetsNoPodGroup: the garbage collector would delete it again.
+func TestForegroundDeletedOwnerGetsNoPodGroup(t *testing.T) {
 	s := newSite(t)
 	s.web(build.Deleting("foregroundDeletion"))
 	if err := s.pass("web"); err != nil || s.written("web") != nil {
@@ -227,10 +227,10 @@ func TestAnOwnerThatGoesGetsNoPodGroup(t *testing.T) {
 	}
 }
 
-// TestAnOwnerThatLeavesItsPodsIsNotNamed: with kubectl delete --cascade=orphan the garbage
+// TestOrphaningOwnerGetsNoOwnerReference: with kubectl delete --cascade=orphan the garbage
 // collector removes the owner references of the dependents one by one. A PodGroup that gets
 // the reference back would be deleted under live pods.
-func TestAnOwnerThatLeavesItsPodsIsNotNamed(t *testing.T) {
+func TestOrphaningOwnerGetsNoOwnerReference(t *testing.T) {
 	for name, made := range map[string]bool{"in a PodGroup that is there": true, "in a new one": false} {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t)
@@ -265,9 +265,9 @@ func TestAnOwnerThatLeavesItsPodsIsNotNamed(t *testing.T) {
 	}
 }
 
-// TestAnOwnerThatGoesAndStillMakesPodsHasAPodGroup: a finalizer delays its deletion, perhaps
+// TestOwnerHeldByAFinalizerGetsAPodGroup: a finalizer delays its deletion, perhaps
 // until these pods have ended.
-func TestAnOwnerThatGoesAndStillMakesPodsHasAPodGroup(t *testing.T) {
+func TestOwnerHeldByAFinalizerGetsAPodGroup(t *testing.T) {
 	s := newSite(t)
 	s.web(build.Deleting("workflows.argoproj.io/artifact-gc"))
 	if err := s.pass("web"); err != nil || s.written("web") == nil {
@@ -275,8 +275,8 @@ func TestAnOwnerThatGoesAndStillMakesPodsHasAPodGroup(t *testing.T) {
 	}
 }
 
-// TestNothingIsWrittenTwice: a watch that is behind causes no second write.
-func TestNothingIsWrittenTwice(t *testing.T) {
+// TestStaleWatchCausesNoSecondWrite: a watch that is behind causes no second write.
+func TestStaleWatchCausesNoSecondWrite(t *testing.T) {
 	s := newSite(t)
 	s.web()
 	for range 3 {
@@ -293,7 +293,7 @@ func TestNothingIsWrittenTwice(t *testing.T) {
 	}
 }
 
-func TestAnnotationsThatCannotBeUsedAreTold(t *testing.T) {
+func TestInvalidAnnotationEmitsOneEvent(t *testing.T) {
 	s := newSite(t)
 	s.web(build.Annotation(scheduling.MinMemberAnnotation, "many"))
 	for range 2 {
@@ -346,8 +346,8 @@ func TestWrongRulesChangeNothing(t *testing.T) {
 	}
 }
 
-// TestAPodGroupThatIsDeletedAtOnceIsMadeAgain: the watch never delivered it (volcano #5972).
-func TestAPodGroupThatIsDeletedAtOnceIsMadeAgain(t *testing.T) {
+// TestPodGroupDeletedAtOnceIsRecreated: the watch never delivered it (volcano #5972).
+func TestPodGroupDeletedAtOnceIsRecreated(t *testing.T) {
 	s := newSite(t)
 	s.web()
 	key := types.NamespacedName{Namespace: build.Namespace, Name: gang.Name("web")}
@@ -371,8 +371,8 @@ func TestAPodGroupThatIsDeletedAtOnceIsMadeAgain(t *testing.T) {
 	}
 }
 
-// TestADeletionThatIsSeenIsNotForgotten: a write just before the deletion does not hide it.
-func TestADeletionThatIsSeenIsNotForgotten(t *testing.T) {
+// TestObservedPodGroupDeletionIsNotHidden: a write just before the deletion does not hide it.
+func TestObservedPodGroupDeletionIsNotHidden(t *testing.T) {
 	s := newSite(t)
 	s.web()
 	s.groups = &trigger.Source[ctrl.Request]{}
@@ -386,9 +386,9 @@ func TestADeletionThatIsSeenIsNotForgotten(t *testing.T) {
 	}
 }
 
-// TestPodsWhoseOwnerHasLeftThemKeepAPodGroup: without one they would stay Pending for ever. It
+// TestOrphanedPodsKeepAPodGroup: without one they would stay Pending for ever. It
 // has no owner. A PodGroup with a name that a person chose is not created.
-func TestPodsWhoseOwnerHasLeftThemKeepAPodGroup(t *testing.T) {
+func TestOrphanedPodsKeepAPodGroup(t *testing.T) {
 	const uid = "0c9e7a51-6f3e-4b53-9f3d-8a4f5c6d7e8f"
 	s := newSite(t)
 	orphan := func(name, group string) *corev1.Pod {
@@ -407,8 +407,8 @@ func TestPodsWhoseOwnerHasLeftThemKeepAPodGroup(t *testing.T) {
 	}
 }
 
-// TestAPodThatCannotBeReadKeepsNobodyElse: other pods get their PodGroup.
-func TestAPodThatCannotBeReadKeepsNobodyElse(t *testing.T) {
+// TestPodWithUnreadableOwnerBlocksNoOther: other pods get their PodGroup.
+func TestPodWithUnreadableOwnerBlocksNoOther(t *testing.T) {
 	s := newSite(t)
 	s.web()
 	lost := build.ReplicaSet("lost") // reads of it fail
@@ -423,9 +423,9 @@ func TestAPodThatCannotBeReadKeepsNobodyElse(t *testing.T) {
 	}
 }
 
-// TestAMissingPodGroupIsLookedAtWhenItsOwnerChanges: it may exist again once the owner wants
+// TestOwnerChangeEnqueuesItsMissingPodGroup: it may exist again once the owner wants
 // pods.
-func TestAMissingPodGroupIsLookedAtWhenItsOwnerChanges(t *testing.T) {
+func TestOwnerChangeEnqueuesItsMissingPodGroup(t *testing.T) {
 	s := newSite(t)
 	s.web()
 	s.groups = &trigger.Source[ctrl.Request]{}
@@ -449,9 +449,9 @@ func queued(t *testing.T, source *trigger.Source[ctrl.Request]) workqueue.TypedR
 	return queue
 }
 
-// TestAGangThatIsSplitByNewRulesGetsItsPods: minMember counts no pods that stay in another
+// TestMinMemberExcludesPodsOfOtherPodGroups: minMember counts no pods that stay in another
 // PodGroup, such as those with a node that Volcano's PodGroup of their ReplicaSet has.
-func TestAGangThatIsSplitByNewRulesGetsItsPods(t *testing.T) {
+func TestMinMemberExcludesPodsOfOtherPodGroups(t *testing.T) {
 	ended := build.With(func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed })
 	tests := map[string]struct {
 		rules  string
@@ -493,9 +493,9 @@ func TestAGangThatIsSplitByNewRulesGetsItsPods(t *testing.T) {
 	}
 }
 
-// TestAPodGroupIsLookedAtWhenAPodOfAnotherEnds: it can have more members then. The events of
+// TestPodEndEnqueuesRelatedPodGroups: it can have more members then. The events of
 // a pod and of its ReplicaSet arrive in any order.
-func TestAPodGroupIsLookedAtWhenAPodOfAnotherEnds(t *testing.T) {
+func TestPodEndEnqueuesRelatedPodGroups(t *testing.T) {
 	web := build.Deployment("web", build.Replicas(4))
 	set := build.ReplicaSet("web-1", build.OwnedBy(web), build.Replicas(4))
 	slim := func(s *site, options ...build.Option) *gangs.Pod {
@@ -533,9 +533,9 @@ func TestAPodGroupIsLookedAtWhenAPodOfAnotherEnds(t *testing.T) {
 	}
 }
 
-// TestAGangBelowAPodIsWhole: the controller of Spark executors is their driver, which is a
+// TestMinMemberCountsPodsOwnedByAPod: the controller of Spark executors is their driver, which is a
 // pod.
-func TestAGangBelowAPodIsWhole(t *testing.T) {
+func TestMinMemberCountsPodsOwnedByAPod(t *testing.T) {
 	s := newSite(t)
 	driver := build.Pod("driver")
 	s.owners(driver)
@@ -553,9 +553,9 @@ func TestAGangBelowAPodIsWhole(t *testing.T) {
 	}
 }
 
-// TestHostileContentIsNotKept: another client created the PodGroup under a generated name,
+// TestForgedPodGroupContentIsCorrected: another client created the PodGroup under a generated name,
 // with a forged annotation. It is corrected, and gets its owner.
-func TestHostileContentIsNotKept(t *testing.T) {
+func TestForgedPodGroupContentIsCorrected(t *testing.T) {
 	s := newSite(t)
 	s.web()
 	theirs := &unstructured.Unstructured{Object: map[string]any{
@@ -578,9 +578,9 @@ func TestHostileContentIsNotKept(t *testing.T) {
 	}
 }
 
-// TestALargePodGroupIsReadWhenItIsNeeded: somebody wrote so much into the PodGroup that its
+// TestLargePodGroupIsReconciledByALiveRead: somebody wrote so much into the PodGroup that its
 // content is not kept. It is kept right as any other, and is not written without need.
-func TestALargePodGroupIsReadWhenItIsNeeded(t *testing.T) {
+func TestLargePodGroupIsReconciledByALiveRead(t *testing.T) {
 	s := newSite(t)
 	s.web()
 	if err := s.pass("web"); err != nil {
@@ -618,9 +618,9 @@ func TestALargePodGroupIsReadWhenItIsNeeded(t *testing.T) {
 	}
 }
 
-// TestWhoeverTakesAwayWhatIsWrittenGetsItSlowly: the same content is written again after
+// TestRevertedPodGroupWritesBackOff: the same content is written again after
 // longer and longer waits, and other content at once.
-func TestWhoeverTakesAwayWhatIsWrittenGetsItSlowly(t *testing.T) {
+func TestRevertedPodGroupWritesBackOff(t *testing.T) {
 	s := newSite(t)
 	s.web()
 	if err := s.pass("web"); err != nil {
@@ -719,8 +719,8 @@ func (s *site) strips(takeAway func(*unstructured.Unstructured), counts bool) {
 	})
 }
 
-// TestWhatAdmissionTakesAwayIsWrittenSlowly, as if another client removed it later.
-func TestWhatAdmissionTakesAwayIsWrittenSlowly(t *testing.T) {
+// TestWritesRevertedByAdmissionBackOff, as if another client removed it later.
+func TestWritesRevertedByAdmissionBackOff(t *testing.T) {
 	for name, takeAway := range map[string]func(*unstructured.Unstructured){
 		"the label":      func(u *unstructured.Unstructured) { u.SetLabels(nil) },
 		"the annotation": func(u *unstructured.Unstructured) { u.SetAnnotations(nil) },
@@ -765,9 +765,9 @@ func TestWhatAdmissionTakesAwayIsWrittenSlowly(t *testing.T) {
 	}
 }
 
-// TestAPodGroupThatOnlyTheWatchHasIsMade: it was deleted or replaced, and the watch is behind.
+// TestStaleWatchHidesNoDeletedPodGroup: it was deleted or replaced, and the watch is behind.
 // It is created, or the new one is read.
-func TestAPodGroupThatOnlyTheWatchHasIsMade(t *testing.T) {
+func TestStaleWatchHidesNoDeletedPodGroup(t *testing.T) {
 	for name, replaced := range map[string]bool{"it is gone": false, "there is another": true} {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t)
@@ -819,9 +819,9 @@ func TestAPodGroupThatOnlyTheWatchHasIsMade(t *testing.T) {
 	}
 }
 
-// TestRulesThatChangeAllTheTimeMoveNoPod: a pod moves once rules have been in force for
+// TestUnsettledRulesMoveNoPod: a pod moves once rules have been in force for
 // settled.
-func TestRulesThatChangeAllTheTimeMoveNoPod(t *testing.T) {
+func TestUnsettledRulesMoveNoPod(t *testing.T) {
 	web := build.Deployment("web", build.Replicas(1))
 	set := build.ReplicaSet("web-1", build.OwnedBy(web))
 	pod := memberOf("a", set, "web-1")
@@ -865,9 +865,9 @@ func TestRulesThatChangeAllTheTimeMoveNoPod(t *testing.T) {
 	}
 }
 
-// TestAPodThatAPersonNamedStaysWhereItIs, even if rules move pods without a node and the name
+// TestPodKeepsAPodGroupNamedByItsUser, even if rules move pods without a node and the name
 // has the prefix of generated ones.
-func TestAPodThatAPersonNamedStaysWhereItIs(t *testing.T) {
+func TestPodKeepsAPodGroupNamedByItsUser(t *testing.T) {
 	set := build.ReplicaSet("web-1")
 	pod := memberOf("a", set, "x")
 	s := newSite(t, pod)
@@ -888,9 +888,9 @@ func TestAPodThatAPersonNamedStaysWhereItIs(t *testing.T) {
 	}
 }
 
-// TestAPodThatWaitsForItsOwnerIsNamedWhenThatComes: the event of the owner enqueues it. Its
+// TestOwnerEventEnqueuesItsWaitingPod: the event of the owner enqueues it. Its
 // own backoff is up to a minute.
-func TestAPodThatWaitsForItsOwnerIsNamedWhenThatComes(t *testing.T) {
+func TestOwnerEventEnqueuesItsWaitingPod(t *testing.T) {
 	s := newSite(t)
 	set := build.ReplicaSet("web-1")
 	s.Store.PutPod(memberOf("a", set, "", build.With(func(p *corev1.Pod) { p.Annotations = nil })))
@@ -924,9 +924,9 @@ func rulesOf(t *testing.T, text string) (*Rules, *fake.Clientset, *events.FakeRe
 	return r, client, recorder
 }
 
-// TestRulesThatCannotBeReadAreTold: the second failure in a row records one event, and sets a
+// TestUnreadableRulesAreReported: the second failure in a row records one event, and sets a
 // metric until the rules can be read. A Forbidden watch counts as a failure too.
-func TestRulesThatCannotBeReadAreTold(t *testing.T) {
+func TestUnreadableRulesAreReported(t *testing.T) {
 	r, client, recorder := rulesOf(t, "")
 	forbidden := true
 	client.PrependReactor("get", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -964,8 +964,8 @@ func TestRulesThatCannotBeReadAreTold(t *testing.T) {
 	}
 }
 
-// TestRulesThatCannotBeKeptAreNotTriedAllTheTime, and an event is recorded.
-func TestRulesThatCannotBeKeptAreNotTriedAllTheTime(t *testing.T) {
+// TestFailedSaveOfRulesIsNotRetriedAtOnce, and an event is recorded.
+func TestFailedSaveOfRulesIsNotRetriedAtOnce(t *testing.T) {
 	r, client, _ := rulesOf(t, "noMatch: Root")
 	client.PrependReactor("patch", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, "rules", errors.New("no"))
@@ -979,8 +979,8 @@ func TestRulesThatCannotBeKeptAreNotTriedAllTheTime(t *testing.T) {
 	}
 }
 
-// TestWhatIsForbiddenIsToldUntilItIsNot, even if there is no pod for a long time.
-func TestWhatIsForbiddenIsToldUntilItIsNot(t *testing.T) {
+// TestForbiddenKindIsReportedUntilAllowed, even if there is no pod for a long time.
+func TestForbiddenKindIsReportedUntilAllowed(t *testing.T) {
 	r, client, _ := rulesOf(t, "noMatch: Root")
 	r.unread = map[schema.GroupKind]write[unread]{
 		{Group: "g", Kind: "K"}: {unread{"atoll-manager is not allowed to get k", schema.GroupResource{Group: "g", Resource: "k"}}, time.Now().Add(-unreadFor - time.Second)},
@@ -998,9 +998,9 @@ func TestWhatIsForbiddenIsToldUntilItIsNot(t *testing.T) {
 	}
 }
 
-// TestRulesOfAGroupThatDoesNotAnswer do not hide problems of other rules, and keep their last
+// TestHangingAPIGroupHidesNoRuleProblems do not hide problems of other rules, and keep their last
 // result.
-func TestRulesOfAGroupThatDoesNotAnswer(t *testing.T) {
+func TestHangingAPIGroupHidesNoRuleProblems(t *testing.T) {
 	r, client, _ := rulesOf(t, "podgroupLevel: [{apiversion: hangs.example.com/v1, kind: a}, {apiversion: other.example.com/v1, kind: b}, {apiversion: v1, kind: replicationcontroller}]")
 	client.Resources = []*metav1.APIResourceList{{GroupVersion: "v1", APIResources: []metav1.APIResource{{Name: "replicationcontrollers", Kind: "ReplicationController"}}}}
 	hangs := false
@@ -1016,9 +1016,9 @@ func TestRulesOfAGroupThatDoesNotAnswer(t *testing.T) {
 	}
 }
 
-// TestTheLastGoodRulesAreKeptWhereTheAnnotationGoes: kubectl replace removes the annotation
+// TestLastGoodRulesSurviveALostAnnotation: kubectl replace removes the annotation
 // together with the valid text. Rules that came from the annotation are not written to it.
-func TestTheLastGoodRulesAreKeptWhereTheAnnotationGoes(t *testing.T) {
+func TestLastGoodRulesSurviveALostAnnotation(t *testing.T) {
 	const good, bad = "podgroupLevel: [{apiversion: apps/v1, kind: deployment}]", "podgroupLevel: ["
 	r, client, _ := rulesOf(t, good)
 	set := func(last string) *corev1.ConfigMap {
@@ -1059,8 +1059,8 @@ func TestTheLastGoodRulesAreKeptWhereTheAnnotationGoes(t *testing.T) {
 	}
 }
 
-// TestAConfigMapThatComesBackIsTold: the events of the old ConfigMap may have expired.
-func TestAConfigMapThatComesBackIsTold(t *testing.T) {
+// TestRecreatedConfigMapIsReportedAgain: the events of the old ConfigMap may have expired.
+func TestRecreatedConfigMapIsReportedAgain(t *testing.T) {
 	const text = "podgroupLevel: [{apiversion: nobody.example.com/v1, kind: ghost}]"
 	for name, goes := range map[string]func(*Rules, *corev1.ConfigMap){
 		"it is deleted and created again": func(r *Rules, config *corev1.ConfigMap) {
@@ -1104,8 +1104,8 @@ func TestAConfigMapThatComesBackIsTold(t *testing.T) {
 	}
 }
 
-// TestARuleThatMatchesIsNoProblem: group extensions stands for apps.
-func TestARuleThatMatchesIsNoProblem(t *testing.T) {
+// TestExtensionsRuleMatchesAppsKinds: group extensions stands for apps.
+func TestExtensionsRuleMatchesAppsKinds(t *testing.T) {
 	r, client, _ := rulesOf(t, "podgroupLevel: [{apiversion: extensions/v1beta1, kind: deployment}]")
 	client.Resources = []*metav1.APIResourceList{{GroupVersion: "apps/v1", APIResources: []metav1.APIResource{{Name: "deployments", Kind: "Deployment", Namespaced: true}}}}
 	client.PrependReactor("create", "selfsubjectaccessreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -1122,8 +1122,8 @@ func TestARuleThatMatchesIsNoProblem(t *testing.T) {
 	}
 }
 
-// TestAKindThatMayNotBeWatchedIsTold: the event names the missing permission.
-func TestAKindThatMayNotBeWatchedIsTold(t *testing.T) {
+// TestMissingPermissionToWatchAKindIsReported: the event names the missing permission.
+func TestMissingPermissionToWatchAKindIsReported(t *testing.T) {
 	for _, missing := range []string{"get", "list", "watch"} {
 		r, client, recorder := rulesOf(t, "podgroupLevel: [{apiversion: apps/v1, kind: deployment}]")
 		client.Resources = []*metav1.APIResourceList{{GroupVersion: "apps/v1", APIResources: []metav1.APIResource{{Name: "deployments", Kind: "Deployment", Namespaced: true}}}}
@@ -1142,8 +1142,8 @@ func TestAKindThatMayNotBeWatchedIsTold(t *testing.T) {
 	}
 }
 
-// TestRulesThatComeWithTheListAreKept: setNone has no effect after rules came into force.
-func TestRulesThatComeWithTheListAreKept(t *testing.T) {
+// TestSetNoneKeepsRulesInForce: setNone has no effect after rules came into force.
+func TestSetNoneKeepsRulesInForce(t *testing.T) {
 	r, _, _ := rulesOf(t, "podgroupLevel: [{apiversion: apps/v1, kind: deployment}]")
 	r.setNone()
 	if n := len(r.Resolver.Levels().Rules); n != 1 {
@@ -1151,9 +1151,9 @@ func TestRulesThatComeWithTheListAreKept(t *testing.T) {
 	}
 }
 
-// TestWhatIsNotTakenAwayIsWrittenAtOnce: a workload that alternates between two states, pods
+// TestUnrevertedPodGroupWritesHaveNoDelay: a workload that alternates between two states, pods
 // of two templates in turns, a watch that stands still.
-func TestWhatIsNotTakenAwayIsWrittenAtOnce(t *testing.T) {
+func TestUnrevertedPodGroupWritesHaveNoDelay(t *testing.T) {
 	web := build.Deployment("web", build.Replicas(4), build.Annotation(scheduling.MinMemberAnnotation, "4"))
 	set := build.ReplicaSet("web-1", build.OwnedBy(web))
 	scaled := func(s *site, i int) {
@@ -1236,9 +1236,9 @@ func (s *site) wanted(owner string) map[string]any {
 	return applied.Spec
 }
 
-// TestWhoeverDeletesAPodGroupGetsItSlowly: it is created again after longer and longer waits,
+// TestRecreationOfADeletedPodGroupBacksOff: it is created again after longer and longer waits,
 // and an event is recorded.
-func TestWhoeverDeletesAPodGroupGetsItSlowly(t *testing.T) {
+func TestRecreationOfADeletedPodGroupBacksOff(t *testing.T) {
 	s := newSite(t)
 	s.groups = &trigger.Source[ctrl.Request]{}
 	s.web()
@@ -1267,8 +1267,8 @@ func TestWhoeverDeletesAPodGroupGetsItSlowly(t *testing.T) {
 	}
 }
 
-// TestWhatWasWrittenIsForgotten once it has expired. Only a hash of the content is kept.
-func TestWhatWasWrittenIsForgotten(t *testing.T) {
+// TestRewriteRecordsExpire once it has expired. Only a hash of the content is kept.
+func TestRewriteRecordsExpire(t *testing.T) {
 	var r rewrites
 	now := time.Unix(1_000_000, 0)
 	for i := range 1000 {
@@ -1284,9 +1284,9 @@ func TestWhatWasWrittenIsForgotten(t *testing.T) {
 	}
 }
 
-// TestAPodGroupThatIsBeingDeletedIsKeptRight: a finalizer may delay the deletion for long, and
+// TestTerminatingPodGroupIsStillReconciled: a finalizer may delay the deletion for long, and
 // the scheduler uses the PodGroup meanwhile.
-func TestAPodGroupThatIsBeingDeletedIsKeptRight(t *testing.T) {
+func TestTerminatingPodGroupIsStillReconciled(t *testing.T) {
 	s := newSite(t)
 	s.web(build.Annotation(scheduling.MinMemberAnnotation, "1"))
 	if err := s.pass("web"); err != nil {

@@ -27,9 +27,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestOneListCollectsMany: 300 ReplicaSets that are scaled to 0 cost one list. A PodGroup that
+// TestOneListServesManyPodGroupDeletions: 300 ReplicaSets that are scaled to 0 cost one list. A PodGroup that
 // is due later costs another one. A list expires after listTrusted.
-func TestOneListCollectsMany(t *testing.T) {
+func TestOneListServesManyPodGroupDeletions(t *testing.T) {
 	var l lists
 	asked := 0
 	list := func(context.Context, string) (sets.Set[string], error) {
@@ -68,8 +68,8 @@ func TestOneListCollectsMany(t *testing.T) {
 	}
 }
 
-// TestAPodThatIsMadeWhenItsPodGroupIsDueKeepsIt: a list from before does not count.
-func TestAPodThatIsMadeWhenItsPodGroupIsDueKeepsIt(t *testing.T) {
+// TestPodCreatedBeforeCollectionKeepsItsPodGroup: a list from before does not count.
+func TestPodCreatedBeforeCollectionKeepsItsPodGroup(t *testing.T) {
 	s := newSite(t)
 	a, b := build.Deployment("aa", build.Replicas(0)), build.Deployment("bb", build.Replicas(0))
 	set := build.ReplicaSet("bb-1", build.OwnedBy(b))
@@ -123,9 +123,9 @@ func (s *site) deletions() (n int) {
 	return n
 }
 
-// TestADeletionIsOfWhatWasLookedAt: preconditions exclude other PodGroups of the name and later
+// TestPodGroupDeletionHasPreconditions: preconditions exclude other PodGroups of the name and later
 // states.
-func TestADeletionIsOfWhatWasLookedAt(t *testing.T) {
+func TestPodGroupDeletionHasPreconditions(t *testing.T) {
 	s := newSite(t)
 	s.Store.PutGroup(&gangs.Group{
 		ObjectMeta: metav1.ObjectMeta{Namespace: build.Namespace, Name: gang.Name("web"), UID: "group", ResourceVersion: "7"}, Ours: true, Now: &gang.Applied{}, Last: &gang.Applied{Owner: "web"},
@@ -186,9 +186,9 @@ func TestPodGroupsOfOtherSchedulersStay(t *testing.T) {
 	}
 }
 
-// TestAPodBelowAPodThatWasNotSeenKeepsItsPodGroup: the API server is asked for the owner, and
+// TestUnobservedPodOwnedByAPodKeepsItsPodGroup: the API server is asked for the owner, and
 // for the pods that it owns.
-func TestAPodBelowAPodThatWasNotSeenKeepsItsPodGroup(t *testing.T) {
+func TestUnobservedPodOwnedByAPodKeepsItsPodGroup(t *testing.T) {
 	driver := build.Pod("driver", build.Annotation(scheduling.GroupNameAnnotation, "podgroup-spark"), build.With(func(p *corev1.Pod) { p.Spec.SchedulerName = "volcano" }))
 	s := newSite(t, driver, memberOf("exec", driver, "driver"))
 	s.Store.PutPod(driver)

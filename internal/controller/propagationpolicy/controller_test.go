@@ -306,9 +306,9 @@ func TestThePaceBoundsAllWorkloadsTogether(t *testing.T) {
 	}
 }
 
-// TestAPassThatDidNotSeeReportsNothingElse: if a pass cannot observe, the condition is
+// TestFailedObservationKeepsTheRestOfTheStatus: if a pass cannot observe, the condition is
 // Unknown with the cause, and the rest of the status stays.
-func TestAPassThatDidNotSeeReportsNothingElse(t *testing.T) {
+func TestFailedObservationKeepsTheRestOfTheStatus(t *testing.T) {
 	s := newFixture(t, join(base(), web("hz", "hz", "hz", "bj", "bj"))...)
 	s.reconcile()
 	policy := s.policy()
@@ -545,10 +545,10 @@ func TestAnswersToAPatchOfAPod(t *testing.T) {
 	}
 }
 
-// TestAStatusThatWasWrittenFromACacheThatWasBehindIsPutRight: if the cache misses the
+// TestStatusFromAStaleCacheIsCorrected: if the cache misses the
 // status that the last pass wrote, the next pass may find nothing to write although the
 // stored status is wrong. The event of the write triggers one more pass.
-func TestAStatusThatWasWrittenFromACacheThatWasBehindIsPutRight(t *testing.T) {
+func TestStatusFromAStaleCacheIsCorrected(t *testing.T) {
 	s := newFixture(t, build.PropagationPolicy("p", build.Weight(1, "hz")))
 	s.reconcile()
 	seen := s.policy()

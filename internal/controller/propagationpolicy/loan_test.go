@@ -119,9 +119,9 @@ func TestAPodGoesOnLoanOnlyWhereItsVolumeCanFollow(t *testing.T) {
 	}
 }
 
-// TestCostsEndWithTheFirstError: if the API server does not answer, the pass must not wait
+// TestFirstErrorStopsDeletionCostPatches: if the API server does not answer, the pass must not wait
 // for the timeout of each of 200 pods.
-func TestCostsEndWithTheFirstError(t *testing.T) {
+func TestFirstErrorStopsDeletionCostPatches(t *testing.T) {
 	s := newFixture(t, join(base(), web("hz", "hz", "hz", "bj", "bj"))...)
 	broken, patches := errors.New("broken"), 0
 	s.World.Pods.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {

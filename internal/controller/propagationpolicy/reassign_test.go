@@ -51,7 +51,7 @@ func (s *fixture) nextGroup(owner types.UID) string {
 	return group
 }
 
-func TestPodsThatFindNoNodeInTheGroupThatTheyGotAtCreation(t *testing.T) {
+func TestPodsThatFitNoNodeOfTheirGroupAreReassigned(t *testing.T) {
 	deployment := build.Deployment("web", build.Bound("p", ""))
 	replicaSet := build.ReplicaSet("web-1", build.OwnedBy(deployment))
 	job := build.Job("batch", build.Bound("p", ""))
@@ -184,9 +184,9 @@ func TestPodsOfAJobThatFindNoNode(t *testing.T) {
 	}
 }
 
-// TestSurplusPodsWithoutANodeLeaveFirstAndSpendNoPace: hz should have three of five pods
+// TestPendingSurplusPodsLeaveFirstWithoutAToken: hz should have three of five pods
 // and bj two. Four run in bj, and one waits for a node there.
-func TestSurplusPodsWithoutANodeLeaveFirstAndSpendNoPace(t *testing.T) {
+func TestPendingSurplusPodsLeaveFirstWithoutAToken(t *testing.T) {
 	replicaSet := build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")))
 	pending := build.Pod("web-1-4", build.OwnedBy(replicaSet), build.Seated("bj"), build.Created(time.Unix(0, 0)))
 	objects := append(base(maxUnavailable(2)), build.Deployment("web", build.Bound("p", ""), build.Replicas(5)), replicaSet, pending)

@@ -47,9 +47,9 @@ func playReturns(t *testing.T, s *fixture, minutes, passes int, group func() str
 	return evicted
 }
 
-// TestPodsThatComeBackToTheirGroupAreMovedMoreAndMoreSeldom: the pod webhook is not called,
+// TestMovesOfReturningPodsBackOff: the pod webhook is not called,
 // and kube-scheduler binds each successor to the evicted pod's node.
-func TestPodsThatComeBackToTheirGroupAreMovedMoreAndMoreSeldom(t *testing.T) {
+func TestMovesOfReturningPodsBackOff(t *testing.T) {
 	for _, unavailable := range []int32{1, 3} {
 		for _, passes := range []int{0, 1, 7} {
 			t.Run(fmt.Sprintf("maxUnavailable %d, a node after %d passes", unavailable, passes), func(t *testing.T) {
@@ -73,9 +73,9 @@ func TestPodsThatComeBackToTheirGroupAreMovedMoreAndMoreSeldom(t *testing.T) {
 	}
 }
 
-// TestPodsThatComeWhereTheyAreWantedAreMovedWithoutAPause, however late successors get
+// TestSuccessfulMovesHaveNoDelay, however late successors get
 // their nodes, and even if one of many came back.
-func TestPodsThatComeWhereTheyAreWantedAreMovedWithoutAPause(t *testing.T) {
+func TestSuccessfulMovesHaveNoDelay(t *testing.T) {
 	for _, unavailable := range []int32{1, 2, 7, 15} {
 		for _, passes := range []int{0, 1, 5} {
 			t.Run(fmt.Sprintf("maxUnavailable %d, a node after %d passes", unavailable, passes), func(t *testing.T) {

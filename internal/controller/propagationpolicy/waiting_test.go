@@ -87,9 +87,9 @@ func claim() build.Option {
 	})
 }
 
-// TestNoPodIsMadeAnewAgainAndAgain: fifty pods wait for an hour, and so do their successors,
+// TestPendingPodsAreNotRecreatedEndlessly: fifty pods wait for an hour, and so do their successors,
 // with a group or, if the webhook is not called, without one.
-func TestNoPodIsMadeAnewAgainAndAgain(t *testing.T) {
+func TestPendingPodsAreNotRecreatedEndlessly(t *testing.T) {
 	for name, withGroup := range map[string]bool{"with their group": true, "without": false} {
 		t.Run(name, func(t *testing.T) {
 			deployment := build.Deployment("web", build.Bound("p", ""), build.Replicas(50))
@@ -146,9 +146,9 @@ func TestNoPodIsMadeAnewAgainAndAgain(t *testing.T) {
 	}
 }
 
-// TestAnOwnerThatCannotCreatePodsKeepsThoseThatItHas: if a quota has no room for
+// TestOwnerAtItsQuotaLosesOneWaitingPodAtMost: if a quota has no room for
 // successors, only one waiting pod is lost.
-func TestAnOwnerThatCannotCreatePodsKeepsThoseThatItHas(t *testing.T) {
+func TestOwnerAtItsQuotaLosesOneWaitingPodAtMost(t *testing.T) {
 	const quota = `pods "web-1-" is forbidden: exceeded quota: few`
 	for name, waits := range map[string]func(name string, owner build.Object) *corev1.Pod{
 		"pods without a group": func(name string, owner build.Object) *corev1.Pod { return refused(name, time.Hour, owner) },
@@ -230,9 +230,9 @@ func TestPodsGoOnLoanOnlyWhereThereIsRoom(t *testing.T) {
 	}
 }
 
-// TestARolloutThatStandsStillIsBalanced: a rollout is balanced once no pod has come or gone
+// TestStalledRolloutIsBalancedAfterAWait: a rollout is balanced once no pod has come or gone
 // for the stabilization time, and not before.
-func TestARolloutThatStandsStillIsBalanced(t *testing.T) {
+func TestStalledRolloutIsBalancedAfterAWait(t *testing.T) {
 	deployment := build.Deployment("web", build.Bound("p", ""), build.Replicas(5))
 	first := build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(3))
 	second := build.ReplicaSet("web-2", build.OwnedBy(deployment), build.Replicas(2))
@@ -299,8 +299,8 @@ func TestAPartialRolloutOfAStatefulSetIsBalanced(t *testing.T) {
 	}
 }
 
-// TestTheStatusSaysWhatKeepsPodsAtTheGate, instead of that they wait for a node.
-func TestTheStatusSaysWhatKeepsPodsAtTheGate(t *testing.T) {
+// TestStatusNamesWhyPodsStayAtTheGate, instead of that they wait for a node.
+func TestStatusNamesWhyPodsStayAtTheGate(t *testing.T) {
 	deployment := build.Deployment("web", build.Bound("p", ""))
 	overridden := build.Deployment("web", build.Bound("p", ""), build.Label(gm.RequiredOverridePolicyLabel, "o"))
 	tests := map[string]struct {

@@ -47,9 +47,9 @@ func TestFiftyPassesAtRestWriteNothing(t *testing.T) {
 	}
 }
 
-// TestARefusedPoolIsTold is scenario 44 and A3: the status is written although a
+// TestStatusNamesARefusedPool is scenario 44 and A3: the status is written although a
 // pool fails, names the pool, and no longer names it when the pool works.
-func TestARefusedPoolIsTold(t *testing.T) {
+func TestStatusNamesARefusedPool(t *testing.T) {
 	s := newUnited(t, "a", "b", "c")
 	s.refuse = func(write string) error {
 		if write == "create *v1.Deployment web-b" {
@@ -102,9 +102,9 @@ func TestScalingWritesOneWorkload(t *testing.T) {
 	}
 }
 
-// TestACacheThatIsBehindMakesNoSecondWorkload is A4 and F9: a workload
+// TestStaleCacheCreatesNoSecondWorkload is A4 and F9: a workload
 // that the cache does not have is found by its name.
-func TestACacheThatIsBehindMakesNoSecondWorkload(t *testing.T) {
+func TestStaleCacheCreatesNoSecondWorkload(t *testing.T) {
 	s := newUnited(t, "a", "b")
 	s.rest()
 	s.hidden = []string{"web-a", "web-b"}
@@ -178,9 +178,9 @@ func TestAHandEditIsPutBack(t *testing.T) {
 	}
 }
 
-// TestWhatTheCacheLeftOutIsRead: workloads and revisions for which the cache has no room are
+// TestObjectsBeyondTheCacheBudgetAreReadLive: workloads and revisions for which the cache has no room are
 // read from the API server. Nothing is written at rest, and a change by hand is put back.
-func TestWhatTheCacheLeftOutIsRead(t *testing.T) {
+func TestObjectsBeyondTheCacheBudgetAreReadLive(t *testing.T) {
 	s := newSite(t, append(nodePools("a", "b"), web("a", "b"))...)
 	s.rest()
 	s.leftOut, s.writes = true, nil
@@ -330,10 +330,10 @@ func TestNoProgressInTimeIsAFailure(t *testing.T) {
 	}
 }
 
-// TestKilledAtEveryWrite is F7: the manager dies before, or right after, each
+// TestRolloutSurvivesAKillAtEveryWrite is F7: the manager dies before, or right after, each
 // write of a rollout in which one pool is added and one is removed. The next process
 // reaches the same result.
-func TestKilledAtEveryWrite(t *testing.T) {
+func TestRolloutSurvivesAKillAtEveryWrite(t *testing.T) {
 	play := func(t *testing.T, killAt int, after bool) (images map[string]string, total int, revisions int) {
 		s := newUnited(t, "a", "b", "c", "d")
 		s.rest()
@@ -395,9 +395,9 @@ func TestKilledAtEveryWrite(t *testing.T) {
 	}
 }
 
-// TestStormsOfErrorsPass is F8: half of the writes of a rollout fail, with different
+// TestRolloutSurvivesFailingWrites is F8: half of the writes of a rollout fail, with different
 // errors. The rollout takes longer and ends the same.
-func TestStormsOfErrorsPass(t *testing.T) {
+func TestRolloutSurvivesFailingWrites(t *testing.T) {
 	for seed := range uint64(3) {
 		s := newUnited(t, "a", "b", "c")
 		chance := rand.New(rand.NewPCG(seed, 0))
@@ -429,8 +429,8 @@ func TestStormsOfErrorsPass(t *testing.T) {
 	}
 }
 
-// TestBeingDeletedItWritesNothing: orphaned workloads stay orphaned.
-func TestBeingDeletedItWritesNothing(t *testing.T) {
+// TestDeletingUnitedDeploymentWritesNothing: orphaned workloads stay orphaned.
+func TestDeletingUnitedDeploymentWritesNothing(t *testing.T) {
 	ud := web("a")
 	build.Deleting("orphan")(ud)
 	s := newSite(t, ud)
@@ -439,9 +439,9 @@ func TestBeingDeletedItWritesNothing(t *testing.T) {
 	}
 }
 
-// TestOthersWorkloadsAreLeftAlone: workloads with another owner or another selector are not
+// TestForeignWorkloadsAreNotWritten: workloads with another owner or another selector are not
 // written.
-func TestOthersWorkloadsAreLeftAlone(t *testing.T) {
+func TestForeignWorkloadsAreNotWritten(t *testing.T) {
 	labels := map[string]string{"app": "web", apps.PoolNameLabel: "a"}
 	owned := build.Deployment("web-a", build.OwnedBy(build.Deployment("other")))
 	owned.Labels, owned.Spec.Selector = labels, &metav1.LabelSelector{MatchLabels: labels}
@@ -464,8 +464,8 @@ func TestOthersWorkloadsAreLeftAlone(t *testing.T) {
 	}
 }
 
-// TestBothNamesAreTaken: the condition names the pool, and no workload of others is written.
-func TestBothNamesAreTaken(t *testing.T) {
+// TestTakenWorkloadNamesAreReported: the condition names the pool, and no workload of others is written.
+func TestTakenWorkloadNamesAreReported(t *testing.T) {
 	fresh := newUnited(t, "a")
 	fresh.refuse = func(write string) error {
 		name, ok := strings.CutPrefix(write, "create *v1.Deployment ")
@@ -557,9 +557,9 @@ func TestHistory(t *testing.T) {
 	}
 }
 
-// TestOrphansThatRunAreUpdatedInTurn: adopted workloads are available, so a new template is
+// TestAdoptedWorkloadsAreUpdatedPoolByPool: adopted workloads are available, so a new template is
 // rolled out to them pool by pool.
-func TestOrphansThatRunAreUpdatedInTurn(t *testing.T) {
+func TestAdoptedWorkloadsAreUpdatedPoolByPool(t *testing.T) {
 	first := newUnited(t, "a", "b", "c")
 	first.rest()
 	objects := nodePools("a", "b", "c")
@@ -591,9 +591,9 @@ func TestOrphansThatRunAreUpdatedInTurn(t *testing.T) {
 	}
 }
 
-// TestAPartitionThatCannotBe: a StatefulSet that is updated OnDelete has no partition, and
+// TestOnDeleteStatefulSetGetsNoPartition: a StatefulSet that is updated OnDelete has no partition, and
 // the controller does not try to write one in each pass.
-func TestAPartitionThatCannotBe(t *testing.T) {
+func TestOnDeleteStatefulSetGetsNoPartition(t *testing.T) {
 	ud := web("a")
 	template := ud.Spec.WorkloadTemplate.DeploymentTemplate.Spec.Template
 	ud.Spec.WorkloadTemplate = apps.WorkloadTemplate{StatefulSetTemplate: &apps.StatefulSetTemplateSpec{Spec: appsv1.StatefulSetSpec{

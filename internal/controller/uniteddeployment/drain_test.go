@@ -153,9 +153,9 @@ func TestAPoolThatComesBackTakesItsWorkloadBack(t *testing.T) {
 	}
 }
 
-// TestPodsThatMoveWaitForTheirPlace: with a total, other pools replace the pods. Pods are
+// TestDrainWaitsForReplacementPods: with a total, other pools replace the pods. Pods are
 // evicted when their replacements are available.
-func TestPodsThatMoveWaitForTheirPlace(t *testing.T) {
+func TestDrainWaitsForReplacementPods(t *testing.T) {
 	s := threeInB(t)
 	evicted := s.evicting(func() bool { return true })
 	s.change(func(ud *apps.UnitedDeployment) {

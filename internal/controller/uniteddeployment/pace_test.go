@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// TestWhoeverInsistsIsNotRaced: a program changes a workload after each repair. The first
+// TestRepeatedRepairsBackOff: a program changes a workload after each repair. The first
 // ten repairs have no delay, later ones have longer and longer delays. Other pools have no
 // delay.
-func TestWhoeverInsistsIsNotRaced(t *testing.T) {
+func TestRepeatedRepairsBackOff(t *testing.T) {
 	s := newUnited(t, "a", "b")
 	s.rest()
 	insist := func(name string) {

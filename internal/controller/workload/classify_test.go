@@ -62,9 +62,9 @@ func TestPodsAtTheGateGetTheirClass(t *testing.T) {
 	}
 }
 
-// TestPodsAtTheGateOfAGroupToo: a pod with a PropagationPolicy gets its class first, and
+// TestGatedPodGetsItsClassBeforeItsGroup: a pod with a PropagationPolicy gets its class first, and
 // keeps the deletion cost of its seat.
-func TestPodsAtTheGateOfAGroupToo(t *testing.T) {
+func TestGatedPodGetsItsClassBeforeItsGroup(t *testing.T) {
 	deployment := build.Deployment("web", asks("1"), build.Bound("p", ""), build.Replicas(1))
 	s := newCapacitySite(t, append(halves(), deployment, build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(1)))...)
 	s.atTheGate("a")
@@ -75,9 +75,9 @@ func TestPodsAtTheGateOfAGroupToo(t *testing.T) {
 	}
 }
 
-// TestAPodAtTheGateThatIsInDoubt waits until the watch has shown which pods are deleted, and
+// TestGatedPodWaitsForObservedDeletions waits until the watch has shown which pods are deleted, and
 // doubtTime at most.
-func TestAPodAtTheGateThatIsInDoubt(t *testing.T) {
+func TestGatedPodWaitsForObservedDeletions(t *testing.T) {
 	deployment := build.Deployment("web", asks("1"), build.Replicas(1))
 	owner := build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(1))
 	s := newCapacitySite(t, deployment, owner)
@@ -94,8 +94,8 @@ func TestAPodAtTheGateThatIsInDoubt(t *testing.T) {
 	}
 }
 
-// TestAPodAtTheGateStaysItsOwners: a label by which its owner selects it is not changed.
-func TestAPodAtTheGateStaysItsOwners(t *testing.T) {
+// TestGatedPodKeepsLabelsOfItsOwnersSelector: a label by which its owner selects it is not changed.
+func TestGatedPodKeepsLabelsOfItsOwnersSelector(t *testing.T) {
 	deployment := build.Deployment("web", asks("0"), build.Replicas(1))
 	owner := build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(1), build.SelectsBy(gm.CapacityClassLabel))
 	s := newCapacitySite(t, deployment, owner)
@@ -106,10 +106,10 @@ func TestAPodAtTheGateStaysItsOwners(t *testing.T) {
 	}
 }
 
-// TestAPodAtTheGateThatIsTied is restricted to the class of its volume. The class is not
+// TestGatedPodGetsTheClassOfItsVolume is restricted to the class of its volume. The class is not
 // chosen, so the pod gets its deletion cost and no label. A pod whose own demands exclude
 // both classes leaves the gate unchanged.
-func TestAPodAtTheGateThatIsTied(t *testing.T) {
+func TestGatedPodGetsTheClassOfItsVolume(t *testing.T) {
 	deployment := build.Deployment("web", asks("1"), build.Replicas(2))
 	s := newCapacitySite(t, deployment, build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(2)))
 	s.World.Add(t, build.Node("spot-0", build.Label("node.kubernetes.io/capacity", "spot"), build.Label(corev1.LabelHostname, "spot-0")))
@@ -151,8 +151,8 @@ func TestAPodAtTheGateThatIsTied(t *testing.T) {
 	}
 }
 
-// TestVolumesOfAPodAtTheGateThatIsInDoubt are not read before its class is known.
-func TestVolumesOfAPodAtTheGateThatIsInDoubt(t *testing.T) {
+// TestVolumesAreNotReadBeforeTheClassIsKnown are not read before its class is known.
+func TestVolumesAreNotReadBeforeTheClassIsKnown(t *testing.T) {
 	deployment := build.Deployment("web", asks("1"), build.Replicas(1))
 	owner := build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(1))
 	s := newCapacitySite(t, deployment, owner)

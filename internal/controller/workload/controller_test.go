@@ -568,8 +568,8 @@ func TestPodsStayAtTheGateUntilTheUnbindingIsWritten(t *testing.T) {
 	}
 }
 
-// TestPodsStayAtTheGateWhileABindingIsNotKept: an admission webhook changes the labels.
-func TestPodsStayAtTheGateWhileABindingIsNotKept(t *testing.T) {
+// TestPodsStayGatedWhenAdmissionRevertsTheBinding: an admission webhook changes the labels.
+func TestPodsStayGatedWhenAdmissionRevertsTheBinding(t *testing.T) {
 	s := newSite(t, append(web(build.Requires("p", "")), policy)...)
 	s.World.Add(t, waiting("a", build.Gated()))
 	s.Reconciler.Client = interceptor.NewClient(s.World.Client, interceptor.Funcs{

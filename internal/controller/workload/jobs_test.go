@@ -91,8 +91,8 @@ func TestNoPodOfAJobIsDiscarded(t *testing.T) {
 	}
 }
 
-// TestAPodOfAJobThatNoExtenderWillSee: it starts as it is, but in its group.
-func TestAPodOfAJobThatNoExtenderWillSee(t *testing.T) {
+// TestJobPodWithoutExtenderIsPinned: it starts as it is, but in its group.
+func TestJobPodWithoutExtenderIsPinned(t *testing.T) {
 	for name, tc := range map[string]struct {
 		scheduler, of string // the second scheduler, and that of the pod
 		isPinned      bool

@@ -29,7 +29,7 @@ func ofWidget(o build.Object) {
 	o.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "example.com/v1", Kind: "Widget", Name: "widget", UID: "widget", Controller: &yes}})
 }
 
-func TestPodsOfAKindThatIsNoWorkloadAnyMoreAreLetGo(t *testing.T) {
+func TestPodsOfARemovedKindLeaveTheGate(t *testing.T) {
 	s := newSite(t, policy, build.ReplicaSet("below", ofWidget))
 	s.World.Add(t, build.Pod("direct", ofWidget, build.Gated(), build.Requires("p", ""), build.Label("app", "web")))
 	s.World.Add(t, build.Pod("indirect", build.OwnedBy(build.ReplicaSet("below")), build.Unschedulable(), build.Bound("p", "")))
@@ -77,9 +77,9 @@ func TestPodsOfAnOwnerThatIsNotCachedYetStay(t *testing.T) {
 	}
 }
 
-// TestPodsThatNamePoliciesOfALaterStateStay: the webhook has seen the labels of the workload, and the
+// TestPodsWithNewerPolicyLabelsStayGated: the webhook has seen the labels of the workload, and the
 // leader has not yet. Some time later the labels have been taken away since.
-func TestPodsThatNamePoliciesOfALaterStateStay(t *testing.T) {
+func TestPodsWithNewerPolicyLabelsStayGated(t *testing.T) {
 	for name, before := range map[string]build.Option{
 		"no policy":                 build.Replicas(1),
 		"the PropagationPolicy":     build.Bound("p", ""),

@@ -54,9 +54,9 @@ func TestPodsThatNameANodeGoToItsGroup(t *testing.T) {
 	}
 }
 
-// TestWhoWantsNoPolicyThatCannotBeUsedDoesNotWaitForIt: the workload ignores a policy that
+// TestIgnoredUnusablePolicyDelaysNoPod: the workload ignores a policy that
 // is missing or invalid.
-func TestWhoWantsNoPolicyThatCannotBeUsedDoesNotWaitForIt(t *testing.T) {
+func TestIgnoredUnusablePolicyDelaysNoPod(t *testing.T) {
 	invalid := build.PropagationPolicy("p", build.With(func(p *gm.PropagationPolicy) { p.Spec = gm.PropagationSpec{} }))
 	for name, objects := range map[string][]build.Object{"invalid": {invalid, node}, "missing": {node}} {
 		t.Run(name, func(t *testing.T) {
@@ -70,9 +70,9 @@ func TestWhoWantsNoPolicyThatCannotBeUsedDoesNotWaitForIt(t *testing.T) {
 	}
 }
 
-// TestAJobsPodThatStartsAsItIsIsKeptToItsGroup: the Job has started, so the pod cannot be
+// TestJobPodWithoutOverridesIsPinnedToItsGroup: the Job has started, so the pod cannot be
 // recreated with its arguments.
-func TestAJobsPodThatStartsAsItIsIsKeptToItsGroup(t *testing.T) {
+func TestJobPodWithoutOverridesIsPinnedToItsGroup(t *testing.T) {
 	s := newPinnedSite(t, batch(), policy, args, node, build.Node("node-out"))
 	if err := s.World.Pods.Tracker().Add(batch()); err != nil {
 		t.Fatal(err)
@@ -116,9 +116,9 @@ func TestPodsWithoutASeatCostNoReads(t *testing.T) {
 	}
 }
 
-// TestThePodThatWasReadIsSettled: the patch fails for another pod of the name, and for a pod
+// TestSettlePatchNamesUIDAndResourceVersion: the patch fails for another pod of the name, and for a pod
 // that has changed since.
-func TestThePodThatWasReadIsSettled(t *testing.T) {
+func TestSettlePatchNamesUIDAndResourceVersion(t *testing.T) {
 	s := newPinnedSite(t, append(web(build.Bound("p", "")), halves()...)...)
 	s.World.Add(t, waiting("a", build.Gated(), build.With(func(p *corev1.Pod) { p.ResourceVersion = "7" })))
 	s.World.Pods.ClearActions()
@@ -140,9 +140,9 @@ func TestThePodThatWasReadIsSettled(t *testing.T) {
 	}
 }
 
-// TestAPolicyThatIsBoundInThisPassIsNoMissingOne: the caches do not hold the binding label
+// TestPolicyBoundInThisPassIsNotMissing: the caches do not hold the binding label
 // yet. The pod must not leave the gate without its group because of that.
-func TestAPolicyThatIsBoundInThisPassIsNoMissingOne(t *testing.T) {
+func TestPolicyBoundInThisPassIsNotMissing(t *testing.T) {
 	ignoring := build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore)
 	s := newPinnedSite(t, append(web(build.Requires("p", ""), ignoring), halves()...)...)
 	s.World.Add(t, waiting("a", build.Gated()))

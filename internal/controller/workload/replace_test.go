@@ -158,9 +158,9 @@ func (s *site) goneAndBack(successor func() *corev1.Pod) (gone int) {
 	return gone
 }
 
-// TestAPodAtTheGateIsMadeAnewLaterAndLater: its successors wait at the gate as well, because
+// TestRecreationOfGatedPodsBacksOff: its successors wait at the gate as well, because
 // the replica that serves the webhook cannot reach the leader.
-func TestAPodAtTheGateIsMadeAnewLaterAndLater(t *testing.T) {
+func TestRecreationOfGatedPodsBacksOff(t *testing.T) {
 	s := newSite(t, append(web(build.Bound("p", "o"), build.Replicas(2)), policy, args, node)...)
 	s.World.Add(t, gated("g", gateTime))
 	made, serial := 0, 0
@@ -193,9 +193,9 @@ func TestAPodAtTheGateIsMadeAnewLaterAndLater(t *testing.T) {
 	}
 }
 
-// TestNoMorePodsAreMadeAnewThanSeatsAreOpen: 50 pods wait for few seats. The successors of
+// TestRecreatedPodsNeverExceedOpenSeats: 50 pods wait for few seats. The successors of
 // evicted pods have not arrived yet, and count.
-func TestNoMorePodsAreMadeAnewThanSeatsAreOpen(t *testing.T) {
+func TestRecreatedPodsNeverExceedOpenSeats(t *testing.T) {
 	for _, open := range []int{1, 7, 50, 60} {
 		t.Run(fmt.Sprint(open), func(t *testing.T) {
 			p := build.PropagationPolicy("p", build.With(func(p *gm.PropagationPolicy) {
@@ -234,8 +234,8 @@ func TestNoMorePodsAreMadeAnewThanSeatsAreOpen(t *testing.T) {
 	}
 }
 
-// TestManyPodsAtTheGateAreMadeAnewAtOnce: weights limit no pods.
-func TestManyPodsAtTheGateAreMadeAnewAtOnce(t *testing.T) {
+// TestManyGatedPodsAreRecreatedAtOnce: weights limit no pods.
+func TestManyGatedPodsAreRecreatedAtOnce(t *testing.T) {
 	for name, options := range map[string]build.Option{"as many as it wants": build.Replicas(50), "fewer than there are": build.Replicas(10)} {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t, append(web(build.Bound("p", "o"), options), policy, args, node)...)
@@ -301,9 +301,9 @@ func bounded(policy build.Object) bool {
 	return ok && p.Spec.NumRange != nil
 }
 
-// TestPodsOfAnOwnerThatWasRefusedStayAtTheGateWhileNoGroupHasANode: otherwise kube-scheduler
+// TestPodsStayGatedWhileNoGroupHasANode: otherwise kube-scheduler
 // would call the extender for each of them whenever any pod changes.
-func TestPodsOfAnOwnerThatWasRefusedStayAtTheGateWhileNoGroupHasANode(t *testing.T) {
+func TestPodsStayGatedWhileNoGroupHasANode(t *testing.T) {
 	s := newSite(t, append(web(build.Bound("p", "")), policy)...)
 	s.World.Add(t, gated("new", time.Hour))
 	refused := waiting("old", build.Unschedulable(), build.With(func(p *corev1.Pod) { p.Status.Conditions[0].Message = seats.TextOutsideGroups }))
@@ -319,8 +319,8 @@ func TestPodsOfAnOwnerThatWasRefusedStayAtTheGateWhileNoGroupHasANode(t *testing
 	}
 }
 
-// TestWaitingPodsAreNudgedWhenAGroupComesToBeAway: only the clock changes.
-func TestWaitingPodsAreNudgedWhenAGroupComesToBeAway(t *testing.T) {
+// TestPendingPodsAreNudgedOnceAGroupIsAway: only the clock changes.
+func TestPendingPodsAreNudgedOnceAGroupIsAway(t *testing.T) {
 	silent := build.Node("node-bj", build.InGroup("bj"), build.With(func(n *corev1.Node) {
 		n.Status.Conditions[0].Status, n.Status.Conditions[0].LastTransitionTime = corev1.ConditionUnknown, metav1.Unix(1_000_000, 0)
 	}))

@@ -51,9 +51,9 @@ func in(key, value string) corev1.NodeSelectorRequirement {
 	return corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{value}}
 }
 
-// TestPodsAtTheGateAreSettled in the order of their age: each gets its group, with the images
+// TestGatedPodsAreAssignedOldestFirst in the order of their age: each gets its group, with the images
 // of the group.
-func TestPodsAtTheGateAreSettled(t *testing.T) {
+func TestGatedPodsAreAssignedOldestFirst(t *testing.T) {
 	s := newSite(t, slices.Concat(web(build.Bound("p", "o"), build.Replicas(3)), halves(), []build.Object{override})...)
 	for i, name := range []string{"c", "a", "b"} {
 		s.World.Add(t, waiting(name, build.Gated(), build.Container("c", "nginx:1"), aged(time.Duration(3-i)*time.Minute)))
@@ -89,9 +89,9 @@ func TestPodsAtTheGateAreSettled(t *testing.T) {
 	}
 }
 
-// TestPodsThatNoExtenderWillSee: a pod at the gate that was admitted in another form of the
+// TestGatedPodsWithoutExtenderGetTheirGroup: a pod at the gate that was admitted in another form of the
 // installation gets its group and its images there, because kube-scheduler will not ask for it.
-func TestPodsThatNoExtenderWillSee(t *testing.T) {
+func TestGatedPodsWithoutExtenderGetTheirGroup(t *testing.T) {
 	late := build.PropagationPolicy("p", build.Weight(1, "hz"), build.Assigns(gm.AssignmentLate))
 	const mark = "example.com/managed"
 	marked := build.With(func(p *corev1.Pod) { // and another webhook has put a container before it
@@ -127,9 +127,9 @@ func TestPodsThatNoExtenderWillSee(t *testing.T) {
 	}
 }
 
-// TestPodsOfADaemonSetThatNoExtenderWillSee stay at the gate if their node is in no group of the
+// TestGatedDaemonSetPodsFollowTheirNodesGroup stay at the gate if their node is in no group of the
 // policy, and start with the images of their group if it is in one.
-func TestPodsOfADaemonSetThatNoExtenderWillSee(t *testing.T) {
+func TestGatedDaemonSetPodsFollowTheirNodesGroup(t *testing.T) {
 	of := func(name string) build.Option {
 		return build.With(func(p *corev1.Pod) {
 			p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
@@ -154,8 +154,8 @@ func TestPodsOfADaemonSetThatNoExtenderWillSee(t *testing.T) {
 	}
 }
 
-// TestAPodAtTheGateKeepsItsOwnDemands: no node selector term may be added there.
-func TestAPodAtTheGateKeepsItsOwnDemands(t *testing.T) {
+// TestGatedPodKeepsItsOwnNodeAffinity: no node selector term may be added there.
+func TestGatedPodKeepsItsOwnNodeAffinity(t *testing.T) {
 	s := newSite(t, append(web(build.Bound("p", "")), halves()...)...)
 	s.World.Ledger.ObserveNode(seats.SlimNode(build.Node("node-hz", build.InGroup("hz"), build.Label("disk", "ssd"))))
 	s.World.Add(t, waiting("a", build.Gated(), requiresNode("disk", "ssd")))
@@ -189,8 +189,8 @@ func TestPodsWithoutASeatStayAtTheGate(t *testing.T) {
 	}
 }
 
-// TestAPodThatChangedIsSettledAfterwards in the group whose seat was reserved for it.
-func TestAPodThatChangedIsSettledAfterwards(t *testing.T) {
+// TestConflictingPodKeepsItsReservedGroup in the group whose seat was reserved for it.
+func TestConflictingPodKeepsItsReservedGroup(t *testing.T) {
 	s := newSite(t, append(web(build.Bound("p", ""), build.Replicas(2)), halves()...)...)
 	s.World.Add(t, waiting("a", build.Gated()))
 	answer := error(apierrors.NewConflict(schema.GroupResource{Resource: "pods"}, "a", errors.New("it changed")))
@@ -247,9 +247,9 @@ func TestPinnedPodsOfADaemonSet(t *testing.T) {
 	}
 }
 
-// TestARefusedReleaseIsTold: an admission policy that forbids the change of pods keeps them
+// TestRefusedGateRemovalIsReported: an admission policy that forbids the change of pods keeps them
 // at the gate. The workload gets an event, and the policy's status shows the error.
-func TestARefusedReleaseIsTold(t *testing.T) {
+func TestRefusedGateRemovalIsReported(t *testing.T) {
 	for name, refusal := range map[string]error{
 		"an admission policy": apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "a", nil),
 		"another webhook":     apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "a", errors.New("no")),

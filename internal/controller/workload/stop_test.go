@@ -83,8 +83,8 @@ func TestAWorkloadThatMakesPodsWithoutEndGetsNoMoreOverrides(t *testing.T) {
 	}
 }
 
-// TestNothingIsKeptOfAWorkloadThatIsGone, even if its pods outlive it.
-func TestNothingIsKeptOfAWorkloadThatIsGone(t *testing.T) {
+// TestEntriesOfADeletedWorkloadAreDropped, even if its pods outlive it.
+func TestEntriesOfADeletedWorkloadAreDropped(t *testing.T) {
 	s := newWatchedSite(t, append(web(build.Bound("p", "o"), build.Replicas(2)), policy, override)...)
 	s.World.Add(t, overridden("lost"))
 	s.pass()
@@ -97,10 +97,10 @@ func TestNothingIsKeptOfAWorkloadThatIsGone(t *testing.T) {
 	}
 }
 
-// TestWhatWorkloadsDoByThemselvesStopsNoOverrides: rollouts, scaling up and down, crashes,
+// TestNormalWorkloadChangesStopNoOverrides: rollouts, scaling up and down, crashes,
 // pods that end, a person who changes the labels of all pods once, an owner that is
 // deleted and orphans its pods.
-func TestWhatWorkloadsDoByThemselvesStopsNoOverrides(t *testing.T) {
+func TestNormalWorkloadChangesStopNoOverrides(t *testing.T) {
 	random := rand.New(rand.NewPCG(7, 7))
 	for round := range 30 {
 		n := int32(1 + random.IntN(40))

@@ -46,8 +46,8 @@ func admission(toOverridden, toPlain string) func(*corev1.Pod) error {
 	}
 }
 
-// TestWhatAdmissionAnswersToPods: only what the override causes unbinds it.
-func TestWhatAdmissionAnswersToPods(t *testing.T) {
+// TestOnlyRefusalsOfTheOverrideUnbindIt: only what the override causes unbinds it.
+func TestOnlyRefusalsOfTheOverrideUnbindIt(t *testing.T) {
 	const (
 		podSecurity = `violates PodSecurity "restricted:latest": privileged`
 		full        = "exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2"
@@ -127,9 +127,9 @@ func invalid(why string) func(*corev1.Pod) error {
 	}
 }
 
-// TestASlowTrialGoesOnWhereItStopped: groups that were accepted are not tried again, so a
+// TestSlowTrialContinuesWithTheNextGroup: groups that were accepted are not tried again, so a
 // policy with many groups is bound in the end.
-func TestASlowTrialGoesOnWhereItStopped(t *testing.T) {
+func TestSlowTrialContinuesWithTheNextGroup(t *testing.T) {
 	s := newSite(t, build.Deployment("web", both, withTemplate(hasVolumes("data"))), twoGroups,
 		build.OverridePolicy("o", addVolume("bj", "less"), addVolume("hz", "more")))
 	j := newJudge(s)
@@ -152,8 +152,8 @@ func TestASlowTrialGoesOnWhereItStopped(t *testing.T) {
 	}
 }
 
-// TestARefusalThatIsKnownStays, also if there is no time to find the first rule that causes it.
-func TestARefusalThatIsKnownStays(t *testing.T) {
+// TestKnownRefusalSurvivesAnUnfinishedSearch, also if there is no time to find the first rule that causes it.
+func TestKnownRefusalSurvivesAnUnfinishedSearch(t *testing.T) {
 	for name, slow := range map[string]func(*site, *judge) error{
 		"the turn is over": func(s *site, _ *judge) error {
 			s.World.Clock.Step(turn)
@@ -186,8 +186,8 @@ func TestARefusalThatIsKnownStays(t *testing.T) {
 	}
 }
 
-// TestAQuotaInMotionIsNotBlamedOnTheRules: a pod ends between two trials.
-func TestAQuotaInMotionIsNotBlamedOnTheRules(t *testing.T) {
+// TestChangingQuotaIsNotBlamedOnTheRules: a pod ends between two trials.
+func TestChangingQuotaIsNotBlamedOnTheRules(t *testing.T) {
 	s := newSite(t, build.Deployment("web", both, withTemplate(hasVolumes("data"))), twoGroups, build.OverridePolicy("o", addVolume("hz", "more")))
 	j := newJudge(s)
 	first := true

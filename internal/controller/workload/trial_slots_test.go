@@ -40,8 +40,8 @@ func TestOneNamespaceDelaysTheTrialsOfAnotherByOneTurn(t *testing.T) {
 	}
 }
 
-// TestANamespaceThatGaveUpKeepsNoSlot: its workload may be deleted.
-func TestANamespaceThatGaveUpKeepsNoSlot(t *testing.T) {
+// TestAbandonedWaitReleasesTheTrialSlot: its workload may be deleted.
+func TestAbandonedWaitReleasesTheTrialSlot(t *testing.T) {
 	var s slots
 	now := time.Unix(1_000_000, 0)
 	for range maxTrying {

@@ -29,9 +29,9 @@ func answers(list ...string) func(*corev1.Pod) error {
 	}
 }
 
-// TestASlowTrialInDoubtEnds: groups whose pods are refused without the rules too are not tried
+// TestUndecidedGroupsAreNotTriedAgain: groups whose pods are refused without the rules too are not tried
 // again in the next turn.
-func TestASlowTrialInDoubtEnds(t *testing.T) {
+func TestUndecidedGroupsAreNotTriedAgain(t *testing.T) {
 	s := newSite(t, build.Deployment("web", both, withTemplate(hasVolumes("data"))), twoGroups,
 		build.OverridePolicy("o", addVolume("bj", "less"), addVolume("hz", "more")))
 	j := newJudge(s)
@@ -49,8 +49,8 @@ func TestASlowTrialInDoubtEnds(t *testing.T) {
 	}
 }
 
-// TestTheFirstRuleIsFoundLater: a search that did not end is made again by the next trial.
-func TestTheFirstRuleIsFoundLater(t *testing.T) {
+// TestUnfinishedRuleSearchIsRepeated: a search that did not end is made again by the next trial.
+func TestUnfinishedRuleSearchIsRepeated(t *testing.T) {
 	for name, fails := range map[string]error{"the turn is over": nil, "the search gets no answer": apierrors.NewInternalError(errors.New("too late"))} {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t, build.Deployment("web", both, withTemplate(hasVolumes("data"))), twoGroups,
@@ -75,9 +75,9 @@ func TestTheFirstRuleIsFoundLater(t *testing.T) {
 	}
 }
 
-// TestAQuotaIsComparedWithAFreshAnswer: the pod without rules was accepted for another group,
+// TestQuotaIsComparedWithANewTrialOfThePlainPod: the pod without rules was accepted for another group,
 // and the quota is full again since.
-func TestAQuotaIsComparedWithAFreshAnswer(t *testing.T) {
+func TestQuotaIsComparedWithANewTrialOfThePlainPod(t *testing.T) {
 	s := newSite(t, build.Deployment("web", both, withTemplate(hasVolumes("data"))), twoGroups,
 		build.OverridePolicy("o", addVolume("bj", "less"), addVolume("hz", "more")))
 	newJudge(s).admission = answers(fullQuota, "", "", fullQuota)

@@ -124,8 +124,8 @@ func TestChangesOfPoliciesThatEnqueue(t *testing.T) {
 	}
 }
 
-// TestTheStartEnqueues the objects with policy labels and the owners of pods at the gate.
-func TestTheStartEnqueues(t *testing.T) {
+// TestStartEnqueuesLabelledAndGatedObjects the objects with policy labels and the owners of pods at the gate.
+func TestStartEnqueuesLabelledAndGatedObjects(t *testing.T) {
 	s := newSite(t, build.Deployment("web", build.Requires("p", "")), build.Deployment("plain"), build.Pod("gated", build.Gated()), build.Pod("other"))
 	if diff := cmp.Diff([]types.UID{"gated", "web"}, uidsOf(s.all())); diff != "" {
 		t.Errorf("wrong requests (-want +got):\n%s", diff)

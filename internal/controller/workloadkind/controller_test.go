@@ -190,7 +190,7 @@ func TestKindsFollowTheConfigMap(t *testing.T) {
 	s.expect("without the ConfigMap", "none")
 }
 
-func TestABadTextKeepsWhatIsInForce(t *testing.T) {
+func TestInvalidConfigMapKeepsKindsInForce(t *testing.T) {
 	tests := map[string]struct {
 		text, want string
 		again      bool
@@ -227,7 +227,7 @@ func TestABadTextKeepsWhatIsInForce(t *testing.T) {
 	}
 }
 
-func TestTheEventNamesWhatStaysInForceAndIsBounded(t *testing.T) {
+func TestEventNamesKindsInForceAndIsBounded(t *testing.T) {
 	s := newSite(t, config(widget))
 	s.reconcile()
 	s.emitted()
@@ -282,9 +282,9 @@ func TestAMissingPermissionIsNamedAndPickedUp(t *testing.T) {
 	s.expect("granted", "Gadget.example.com, Widget.example.com", "Normal WorkloadsInForce ")
 }
 
-// TestAReplicaThatStartsWithABadText: no kinds are in force yet. The annotation has the
+// TestStartWithAnInvalidConfigMapUsesLastGood: no kinds are in force yet. The annotation has the
 // last list that was right.
-func TestAReplicaThatStartsWithABadText(t *testing.T) {
+func TestStartWithAnInvalidConfigMapUsesLastGood(t *testing.T) {
 	bad := widget + "- {version: v1}"
 	s := newSite(t, config(bad, build.Annotation(gm.LastGoodWorkloadsAnnotation, widget+gadget)))
 	s.reconcile()
@@ -326,7 +326,7 @@ func TestAnAPIServerThatFailsHoldsUpTheKindsInQuestionOnly(t *testing.T) {
 	s.expect("without one again", "Widget.example.com", "Warning WorkloadsRejected ")
 }
 
-func TestOnlyTheReplicaThatLeadsWritesAndTells(t *testing.T) {
+func TestOnlyTheLeaderWritesAndEmitsEvents(t *testing.T) {
 	s := newSite(t, config(widget+"- 5"))
 	s.leads = false
 	s.reconcile()
@@ -343,7 +343,7 @@ func TestOnlyTheReplicaThatLeadsWritesAndTells(t *testing.T) {
 	}
 }
 
-func TestProblemsOfKindsInForceAreTold(t *testing.T) {
+func TestProblemsOfKindsInForceEmitEvents(t *testing.T) {
 	s := newSite(t, config(gadget+widget))
 	ctx, cancel := context.WithCancel(t.Context())
 	walker := s.Walker
@@ -380,7 +380,7 @@ func TestProblemsOfKindsInForceAreTold(t *testing.T) {
 	}
 }
 
-func TestAConflictWhileRememberingIsNoFailure(t *testing.T) {
+func TestConflictOnSavingLastGoodIsNoFailure(t *testing.T) {
 	s := newSite(t)
 	s.Client = build.Client(interceptor.Funcs{
 		Patch: func(context.Context, client.WithWatch, client.Object, client.Patch, ...client.PatchOption) error {

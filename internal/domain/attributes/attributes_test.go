@@ -233,9 +233,9 @@ func TestOthersTaintsAreNoDrift(t *testing.T) {
 	}
 }
 
-// TestLabelOfTheOwnerStays checks that a label that a person wrote stays when the pool is
+// TestUserWrittenPoolLabelStays checks that a label that a person wrote stays when the pool is
 // deleted, and that a label from a selector is removed.
-func TestLabelOfTheOwnerStays(t *testing.T) {
+func TestUserWrittenPoolLabelStays(t *testing.T) {
 	for name, tc := range map[string]struct {
 		labels   map[string]string
 		selected bool
@@ -294,9 +294,9 @@ func TestLostRecordHeals(t *testing.T) {
 	}
 }
 
-// TestALostRecordTakesNothingOfTheNode checks that attributes with another value than the
+// TestLostRecordKeepsTheNodesOwnAttributes checks that attributes with another value than the
 // pool's count as the node's own, and come back.
-func TestALostRecordTakesNothingOfTheNode(t *testing.T) {
+func TestLostRecordKeepsTheNodesOwnAttributes(t *testing.T) {
 	pool := poolWith("p", map[string]string{"region": "x"}, map[string]string{"note": "y"}, taint("k", "p", corev1.TaintEffectNoSchedule))
 	n := nodeWith(map[string]string{"region": "mine", "own": "", apps.NodePoolLabel: "p"}, map[string]string{"note": "mine", "own": ""},
 		taint("k", "mine", corev1.TaintEffectNoSchedule), taint("j", "p", corev1.TaintEffectNoSchedule))
@@ -307,9 +307,9 @@ func TestALostRecordTakesNothingOfTheNode(t *testing.T) {
 	expect(t, "left", n, want)
 }
 
-// TestKeysThatAreLeftOutHideNoOthers checks that the keys after a reserved one are used,
+// TestReservedKeysHideNoOtherKeys checks that the keys after a reserved one are used,
 // in any order.
-func TestKeysThatAreLeftOutHideNoOthers(t *testing.T) {
+func TestReservedKeysHideNoOtherKeys(t *testing.T) {
 	labels, annotations, want := map[string]string{}, map[string]string{}, nodeWith(map[string]string{}, map[string]string{}, taint("k", "", corev1.TaintEffectNoSchedule))
 	for i := range 20 {
 		key := fmt.Sprintf("key-%d", i)
@@ -376,9 +376,9 @@ func TestKeysOfAChange(t *testing.T) {
 	}
 }
 
-// TestOwnLabelsAreAllThatTheNodeHas checks that own labels are those without the pool's,
+// TestOwnLabelsExcludeThePoolsLabels checks that own labels are those without the pool's,
 // with the label of the pool only if a person wrote it.
-func TestOwnLabelsAreAllThatTheNodeHas(t *testing.T) {
+func TestOwnLabelsExcludeThePoolsLabels(t *testing.T) {
 	for _, selected := range []bool{false, true} {
 		n, want := nodeWith(map[string]string{"own": "o"}, nil), map[string]string{"own": "o"}
 		if !selected {
@@ -391,10 +391,10 @@ func TestOwnLabelsAreAllThatTheNodeHas(t *testing.T) {
 	}
 }
 
-// TestAnySequenceGivesBack checks that, after any sequence of pools, edits of pools and
+// TestOwnAttributesReturnAfterAnySequence checks that, after any sequence of pools, edits of pools and
 // edits of the node, the node carries its own attributes under those of its pool, and
 // only its own at the end.
-func TestAnySequenceGivesBack(t *testing.T) {
+func TestOwnAttributesReturnAfterAnySequence(t *testing.T) {
 	keys := []string{"a", "b", "c"}
 	values := rapid.SampledFrom([]string{"", "1", "2"})
 	effects := rapid.SampledFrom([]corev1.TaintEffect{corev1.TaintEffectNoSchedule, corev1.TaintEffectNoExecute})

@@ -10,10 +10,10 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 )
 
-// TestATaintThatWaitsComesAsIfItHadNot checks that, after the wait, the node carries the
+// TestDelayedTaintIsAppliedLikeAnImmediateOne checks that, after the wait, the node carries the
 // pool's NoExecute taints as if there had been no wait, and later gives back its own;
 // during the wait it keeps the values that it had.
-func TestATaintThatWaitsComesAsIfItHadNot(t *testing.T) {
+func TestDelayedTaintIsAppliedLikeAnImmediateOne(t *testing.T) {
 	pool := func(value apps.LabelValue) Pool {
 		return Of(&apps.NodePool{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: apps.NodePoolSpec{Taints: []apps.NodePoolTaint{
 			{Key: "k", Value: value, Effect: corev1.TaintEffectNoExecute}, {Key: "k", Effect: corev1.TaintEffectNoSchedule},

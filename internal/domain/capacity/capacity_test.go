@@ -69,7 +69,7 @@ func TestWants(t *testing.T) {
 	}
 }
 
-func TestClassesSurviveTheWayThroughLabels(t *testing.T) {
+func TestClassesRoundTripThroughLabels(t *testing.T) {
 	for _, c := range []Class{None, OnDemand, Spot} {
 		if got := ParseClass(c.String()); got != c {
 			t.Errorf("%q is %d, want %d", c, got, c)

@@ -193,9 +193,9 @@ func required(spec *corev1.PodSpec) *corev1.NodeSelector {
 	return spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
 }
 
-// TestARestrictedPodGoesWhereItWouldHaveGone checks that a restricted pod fits exactly
+// TestRestrictedPodFitsOnlyNodesOfItsClass checks that a restricted pod fits exactly
 // the nodes of its class that it fitted before, for node affinity of any shape.
-func TestARestrictedPodGoesWhereItWouldHaveGone(t *testing.T) {
+func TestRestrictedPodFitsOnlyNodesOfItsClass(t *testing.T) {
 	for _, preset := range []string{"cloudpilot", "gke"} {
 		c := ready(t, preset)
 		for seed := range uint64(1_000) {
@@ -235,9 +235,9 @@ func TestARestrictedPodGoesWhereItWouldHaveGone(t *testing.T) {
 	}
 }
 
-// TestTheClassOfAPodIsTheOneThatItsDemandsLeave checks that a pod with a class never fits a
+// TestPodWithAClassFitsNoNodeOfTheOther checks that a pod with a class never fits a
 // node of the other class.
-func TestTheClassOfAPodIsTheOneThatItsDemandsLeave(t *testing.T) {
+func TestPodWithAClassFitsNoNodeOfTheOther(t *testing.T) {
 	c := ready(t, "cloudpilot")
 	for seed := range uint64(4_000) {
 		r := generator{rand.New(rand.NewPCG(seed, 5))}

@@ -11,9 +11,9 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestWhatKeepsPodsApart checks that only required rules count whose selector matches the
+// TestApartUsesRequiredSelfMatchingRules checks that only required rules count whose selector matches the
 // pod itself.
-func TestWhatKeepsPodsApart(t *testing.T) {
+func TestApartUsesRequiredSelfMatchingRules(t *testing.T) {
 	selects := func(app string) *metav1.LabelSelector {
 		return &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}
 	}
@@ -74,9 +74,9 @@ func TestWhatKeepsPodsApart(t *testing.T) {
 	}
 }
 
-// TestNodesThatTakeOneMore checks that Take returns the nodes on which one more pod keeps
+// TestTakeReturnsNodesForOneMorePod checks that Take returns the nodes on which one more pod keeps
 // all rules.
-func TestNodesThatTakeOneMore(t *testing.T) {
+func TestTakeReturnsNodesForOneMorePod(t *testing.T) {
 	type site struct {
 		name, zone string
 		pods       int
@@ -127,8 +127,8 @@ func TestNodesThatTakeOneMore(t *testing.T) {
 	}
 }
 
-// TestPodsThatAreAddedLater checks that pods added after Take count too.
-func TestPodsThatAreAddedLater(t *testing.T) {
+// TestTakeCountsPodsAddedLater checks that pods added after Take count too.
+func TestTakeCountsPodsAddedLater(t *testing.T) {
 	domains := NewCheck(&Demand{Apart: []Apart{{Key: "zone", Skew: 1}}}, nil).Domains()
 	a, b := &Node{Labels: map[string]string{"zone": "a"}}, &Node{Labels: map[string]string{"zone": "b"}}
 	domains.Add(a, true, 1)

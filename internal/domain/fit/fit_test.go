@@ -97,9 +97,9 @@ func TestFurther(t *testing.T) {
 	}
 }
 
-// TestFurtherThanNothing checks that a reason that belongs to no check is used only if
+// TestFurtherPrefersReasonsOfChecks checks that a reason that belongs to no check is used only if
 // there is no other.
-func TestFurtherThanNothing(t *testing.T) {
+func TestFurtherPrefersReasonsOfChecks(t *testing.T) {
 	if got := Further(Avoided, Fits); got != Avoided {
 		t.Errorf("beside nothing it is %q", got)
 	}
@@ -285,8 +285,8 @@ func TestReaches(t *testing.T) {
 	}
 }
 
-// TestReachesWhereItsVolumesAre checks that a node has to reach all volumes.
-func TestReachesWhereItsVolumesAre(t *testing.T) {
+// TestReachesNeedsAllVolumes checks that a node has to reach all volumes.
+func TestReachesNeedsAllVolumes(t *testing.T) {
 	var volumes []*nodeaffinity.NodeSelector
 	for _, terms := range [][]corev1.NodeSelectorTerm{in("zone", "z1", "z2"), in("zone", "z2", "z3")} {
 		volume, err := nodeaffinity.NewNodeSelector(&corev1.NodeSelector{NodeSelectorTerms: terms})

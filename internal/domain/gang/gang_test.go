@@ -76,7 +76,7 @@ func TestWant(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeUsedIsSaid(t *testing.T) {
+func TestInvalidGangAnnotationsAreReported(t *testing.T) {
 	tests := map[string]notes{
 		"a queue that can have no such name": {scheduling.QueueNameAnnotation: "No Queue"},
 		"a mode that there is not":           {scheduling.NetworkTopologyModeAnnotation: "loose"},
@@ -93,7 +93,7 @@ func TestWhatCannotBeUsedIsSaid(t *testing.T) {
 	}
 }
 
-func TestTheNearestBudgetCounts(t *testing.T) {
+func TestNearestBudgetAnnotationWins(t *testing.T) {
 	least, most := notes{scheduling.JDBMinAvailableAnnotation: "1"}, notes{scheduling.JDBMaxUnavailableAnnotation: "2"}
 	for name, tc := range map[string]struct {
 		pod  notes
@@ -128,14 +128,14 @@ func TestModesInAnyCase(t *testing.T) {
 	}
 }
 
-func TestTheLowestTierIsATier(t *testing.T) {
+func TestTierZeroIsValid(t *testing.T) {
 	got := Want(Pod{Annotations: notes{scheduling.NetworkTopologyHighestTierAnnotation: "0"}}, nil, nil)
 	if len(got.Problems) > 0 || got.NetworkTopology == nil || got.NetworkTopology.HighestTierAllowed == nil || *got.NetworkTopology.HighestTierAllowed != 0 {
 		t.Errorf("got %+v", got)
 	}
 }
 
-func TestResourcesOfOthers(t *testing.T) {
+func TestIsExtendedResource(t *testing.T) {
 	for name, want := range map[corev1.ResourceName]bool{
 		"nvidia.com/gpu": true, "cpu": false, "hugepages-2Mi": false, "pods": false,
 		"kubernetes.io/batch": false, "scheduling.kubernetes.io/x": false, "requests.nvidia.com/gpu": false,
@@ -146,7 +146,7 @@ func TestResourcesOfOthers(t *testing.T) {
 	}
 }
 
-func TestOneChangeIsAChange(t *testing.T) {
+func TestChangesWithOneFieldAreNotEmpty(t *testing.T) {
 	one := map[string]any{"a": "b"}
 	for _, c := range []Changes{{Spec: one}, {Labels: one}, {Annotations: one}} {
 		if c.None() {
@@ -179,8 +179,8 @@ func TestUsageOf(t *testing.T) {
 	}
 }
 
-// TestOfManyResourcesTheFirstAreKept: users write their names, and may write any number.
-func TestOfManyResourcesTheFirstAreKept(t *testing.T) {
+// TestUsageKeepsABoundedNumberOfResources: users write their names, and may write any number.
+func TestUsageKeepsABoundedNumberOfResources(t *testing.T) {
 	many := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1"), "zzz.io/x": resource.MustParse("1")}
 	for i := range 1000 {
 		many[corev1.ResourceName(fmt.Sprintf("example.com/r%04d", i))] = resource.MustParse("1")
@@ -241,9 +241,9 @@ func TestChangesLeaveWhatOthersWrote(t *testing.T) {
 	})
 }
 
-// TestNothingIsLeftOfTheValueBefore checks values that are objects: a merge patch would
+// TestChangesRemoveKeysOfTheOldValue checks values that are objects: a merge patch would
 // keep keys that the new value does not have.
-func TestNothingIsLeftOfTheValueBefore(t *testing.T) {
+func TestChangesRemoveKeysOfTheOldValue(t *testing.T) {
 	type object = map[string]any
 	last := &Applied{Spec: object{
 		"networkTopology": object{"mode": "soft", "highestTierAllowed": float64(2)}, "minResources": object{"cpu": "1", "memory": "1Gi"}, "queue": "a",
@@ -257,7 +257,7 @@ func TestNothingIsLeftOfTheValueBefore(t *testing.T) {
 	}
 }
 
-func TestAnAdoptedPodGroupKeepsWhatIsRight(t *testing.T) {
+func TestAdoptionChangesOnlyWantedFields(t *testing.T) {
 	now := &Applied{Spec: map[string]any{"minMember": float64(1), "queue": "theirs"}, Labels: notes{"app": "x"}}
 	want := &Applied{Spec: map[string]any{"minMember": float64(2)}, Annotations: notes{"volcano.sh/a": "1"}}
 	changes := want.Changes(nil, now)
@@ -266,7 +266,7 @@ func TestAnAdoptedPodGroupKeepsWhatIsRight(t *testing.T) {
 	}
 }
 
-func TestAppliedSurvivesTheAnnotation(t *testing.T) {
+func TestAppliedRoundTripsThroughTheAnnotation(t *testing.T) {
 	want := Want(Pod{PriorityClassName: "p", Usage: corev1.ResourceList{"cpu": resource.MustParse("1")}, Annotations: notes{scheduling.PreemptableKey: "true"}}, nil, new(int32(2)))
 	applied, err := want.Applied()
 	if err != nil {

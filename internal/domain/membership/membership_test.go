@@ -373,9 +373,9 @@ func BenchmarkAssign(b *testing.B) {
 	})
 }
 
-// TestNewcomersAreTheNodesThatTheGroupTakesIn checks that a node meets one of the lists
+// TestNewcomersMatchTheGroupsSelector checks that a node meets one of the lists
 // if, and only if, the group selects the node by its labels.
-func TestNewcomersAreTheNodesThatTheGroupTakesIn(t *testing.T) {
+func TestNewcomersMatchTheGroupsSelector(t *testing.T) {
 	fits := func(ways [][]corev1.NodeSelectorRequirement, node map[string]string) bool {
 		for _, way := range ways {
 			all := true

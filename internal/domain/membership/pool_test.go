@@ -109,9 +109,9 @@ func TestCompilePoolNamesTheField(t *testing.T) {
 	}
 }
 
-// TestPoolsAskFewAndMissNone checks that the index finds the same pools as a check of
+// TestPoolIndexFindsTheSameAsAFullScan checks that the index finds the same pools as a check of
 // every pool.
-func TestPoolsAskFewAndMissNone(t *testing.T) {
+func TestPoolIndexFindsTheSameAsAFullScan(t *testing.T) {
 	keys, values := []string{"a", "b", "c"}, []apps.LabelValue{"1", "2", ""}
 	operators := []metav1.LabelSelectorOperator{metav1.LabelSelectorOpIn, metav1.LabelSelectorOpNotIn, metav1.LabelSelectorOpExists, metav1.LabelSelectorOpDoesNotExist}
 	rapid.Check(t, func(t *rapid.T) {
@@ -150,10 +150,10 @@ func TestPoolsAskFewAndMissNone(t *testing.T) {
 	})
 }
 
-// TestANodeAsksFewPools checks the index with a thousand pools that all require one
+// TestPoolIndexChecksFewPoolsPerNode checks the index with a thousand pools that all require one
 // label, and each another one of its own: only the pool with the node's own label is
 // checked.
-func TestANodeAsksFewPools(t *testing.T) {
+func TestPoolIndexChecksFewPoolsPerNode(t *testing.T) {
 	var pools []*apps.NodePool
 	for i := range 1000 {
 		pools = append(pools, nodePool(fmt.Sprintf("site-%d", i), 1, selecting("cloud", "edge", "site", fmt.Sprintf("site-%d", i))))

@@ -134,7 +134,7 @@ func TestPredicates(t *testing.T) {
 	}
 }
 
-func TestAStarOfNoContainersIsNoError(t *testing.T) {
+func TestWildcardOverNoContainersIsNoError(t *testing.T) {
 	rules := mustCompile(t, imageRule(gm.ImageOverrider{
 		Component: "Registry", Operator: "replace", Value: "hz.io", Predicate: &gm.ImagePredicate{Path: "/spec/initContainers/*/image"},
 	}))

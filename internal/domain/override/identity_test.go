@@ -13,9 +13,9 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-// TestWhatControllersCountPodsByIsRefused checks the finalizer and the annotation by
+// TestRulesOnJobTrackingFieldsAreRefused checks the finalizer and the annotation by
 // which a Job counts its pods. If a pod lost them, the Job would recreate it without end.
-func TestWhatControllersCountPodsByIsRefused(t *testing.T) {
+func TestRulesOnJobTrackingFieldsAreRefused(t *testing.T) {
 	for name, o := range map[string]gm.PlaintextOverrider{
 		"finalizers are replaced": plain("replace", "/metadata/finalizers", `[]`),
 		"finalizers are removed":  plain("remove", "/metadata/finalizers", ""),
@@ -29,9 +29,9 @@ func TestWhatControllersCountPodsByIsRefused(t *testing.T) {
 	}
 }
 
-// TestOwnersRecognizeTheirPods checks that rules fail if they remove something by which a
+// TestRulesCannotRemoveOwnerIdentity checks that rules fail if they remove something by which a
 // controller recognizes the pod, and that finalizers are restored.
-func TestOwnersRecognizeTheirPods(t *testing.T) {
+func TestRulesCannotRemoveOwnerIdentity(t *testing.T) {
 	onNode := func(p *corev1.Pod) {
 		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
 			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"n"}}}}},

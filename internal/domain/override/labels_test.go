@@ -12,7 +12,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
-func TestLabelsByWhichPodsAreFoundAreRefused(t *testing.T) {
+func TestRulesOnSelectorLabelsAreRefused(t *testing.T) {
 	for _, key := range []string{
 		"pod-template-hash", "controller-revision-hash", "pod-template-generation", "apps.kubernetes.io~1pod-index",
 		"statefulset.kubernetes.io~1pod-name", "batch.kubernetes.io~1job-name", "batch.kubernetes.io~1controller-uid",

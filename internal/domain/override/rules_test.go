@@ -143,9 +143,9 @@ func TestCompileRefuses(t *testing.T) {
 	}
 }
 
-// TestCompileAcceptsWhatIsJustAllowed checks that Compile accepts the extreme values that
+// TestCompileAcceptsValuesAtTheLimits checks that Compile accepts the extreme values that
 // the CRD accepts.
-func TestCompileAcceptsWhatIsJustAllowed(t *testing.T) {
+func TestCompileAcceptsValuesAtTheLimits(t *testing.T) {
 	noValue := plain("remove", "/spec/hostname", "")
 	noValue.Value = &apiextensionsv1.JSON{}
 	for name, spec := range map[string]gm.OverrideSpec{

@@ -81,7 +81,7 @@ func TestPolicyOwners(t *testing.T) {
 	}
 }
 
-func TestPoliciesSurviveTheWayThroughLabels(t *testing.T) {
+func TestPoliciesRoundTripThroughLabels(t *testing.T) {
 	want := Policies{RequiredPropagation: "a", BindingPropagation: "b", RequiredOverride: "c"}
 	labels := want.Labels()
 	if diff := cmp.Diff(want, PoliciesOf(labels)); diff != "" {

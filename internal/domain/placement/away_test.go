@@ -93,9 +93,9 @@ func TestAwayGroupsGetNothingAndTheOthersLoseNothing(t *testing.T) {
 	})
 }
 
-// TestFirstIsWhereSeatsGoOneByOne checks over random weights and ranges that First agrees
+// TestFirstAgreesWithNext checks over random weights and ranges that First agrees
 // with Next.
-func TestFirstIsWhereSeatsGoOneByOne(t *testing.T) {
+func TestFirstAgreesWithNext(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := genSpread(t)
 		if rapid.Bool().Draw(t, "ranges") {
@@ -127,9 +127,9 @@ func TestFirstIsWhereSeatsGoOneByOne(t *testing.T) {
 	})
 }
 
-// TestOnLoanAPercentageIsOfTheReplicas checks that percentages are of the replicas, not
+// TestLoanPercentagesApplyToReplicas checks that percentages are of the replicas, not
 // of the sum of the ceilings.
-func TestOnLoanAPercentageIsOfTheReplicas(t *testing.T) {
+func TestLoanPercentagesApplyToReplicas(t *testing.T) {
 	for _, low := range []string{"2", "50%"} {
 		s := NumRange([]gm.NodeGroupNumRange{between("", "", "x"), between("1", "", "b"), between(low, "", "c")}, nil, ascendingUID)
 		current, feasible := make([]int, 3), make([]bool, 3)
@@ -163,8 +163,8 @@ func TestCeilingsAreNeverBelowTheShare(t *testing.T) {
 	})
 }
 
-// TestAnotherWorkloadsSpreadIsTheSameAsCompiledForIt: with and without groups that are away.
-func TestAnotherWorkloadsSpreadIsTheSameAsCompiledForIt(t *testing.T) {
+// TestSpreadForAWorkloadEqualsACompiledOne: with and without groups that are away.
+func TestSpreadForAWorkloadEqualsACompiledOne(t *testing.T) {
 	rules := []gm.StaticNodeGroupWeight{{NodeGroupNames: []string{"a", "b", "c"}, Weight: 1}}
 	away := func(group string) bool { return group == "c" }
 	for _, workload := range []types.UID{"w", "x", "y", "z"} {

@@ -38,9 +38,9 @@ func TestEqualSpreads(t *testing.T) {
 	}
 }
 
-// TestRulesThatSayNothing: a rule without a group does not count when all other weights
+// TestEmptyAndRepeatedRulesHideNoGroup: a rule without a group does not count when all other weights
 // are 0, and a name that is repeated does not hide the names after it.
-func TestRulesThatSayNothing(t *testing.T) {
+func TestEmptyAndRepeatedRulesHideNoGroup(t *testing.T) {
 	weights := StaticWeight([]gm.StaticNodeGroupWeight{{Weight: 5}, {NodeGroupNames: []string{"a", "b"}}}, nil, "")
 	if diff := cmp.Diff([]int{2, 2}, weights.Divide(4)); diff != "" {
 		t.Errorf("wrong division (-want +got):\n%s", diff)
@@ -64,9 +64,9 @@ func TestGroupsThatTakePods(t *testing.T) {
 	}
 }
 
-// TestNextOfFewerGroups: a group beyond the end of a list counts as not feasible, and as
+// TestNextTreatsMissingEntriesAsNotFeasible: a group beyond the end of a list counts as not feasible, and as
 // without a desired pod.
-func TestNextOfFewerGroups(t *testing.T) {
+func TestNextTreatsMissingEntriesAsNotFeasible(t *testing.T) {
 	s := StaticWeight([]gm.StaticNodeGroupWeight{{NodeGroupNames: []string{"a", "b", "c"}, Weight: 1}}, nil, "")
 	for _, feasible := range [][]bool{{}, {false}, {false, false}} {
 		if got := s.Next([]int{1, 1, 1}, []int{0, 0, 0}, feasible); got != -1 {

@@ -51,7 +51,7 @@ func build(t *testing.T, modify ...func(*BuildInput)) *appsv1.Deployment {
 	return w.(*appsv1.Deployment)
 }
 
-func TestBuildKnowsItsPool(t *testing.T) {
+func TestBuildSetsPoolLabelsAndAnnotations(t *testing.T) {
 	d := build(t, func(r *BuildInput) {
 		r.Template.DeploymentTemplate.Labels = map[string]string{"tier": "front", gm.BindingPropagationPolicyLabel: "not-ours"}
 		r.Template.DeploymentTemplate.Annotations = map[string]string{"note": "x", "deployment.kubernetes.io/revision": "7"}
@@ -264,7 +264,7 @@ func TestOverlay(t *testing.T) {
 	}
 }
 
-func TestWritten(t *testing.T) {
+func TestWrittenHashIgnoresForeignKeys(t *testing.T) {
 	of := func(change func(*appsv1.Deployment)) string {
 		d := build(t, func(r *BuildInput) { r.Template.DeploymentTemplate.Labels = map[string]string{"tier": "front"} })
 		change(d)

@@ -160,9 +160,9 @@ func TestAPercentageGetsItsShare(t *testing.T) {
 	})
 }
 
-// TestARestIsWhatIsLeftOf100: a pool without a share gets as much as one whose percentage
+// TestPoolWithoutAShareGetsTheRemainder: a pool without a share gets as much as one whose percentage
 // is what the others leave of 100.
-func TestARestIsWhatIsLeftOf100(t *testing.T) {
+func TestPoolWithoutAShareGetsTheRemainder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		left, text := 100, []string{}
 		for range rapid.IntRange(0, 12).Draw(t, "pools") {
@@ -180,8 +180,8 @@ func TestARestIsWhatIsLeftOf100(t *testing.T) {
 	})
 }
 
-// TestGrowthTakesNoPod: a larger total takes no pod from any pool, for any shares.
-func TestGrowthTakesNoPod(t *testing.T) {
+// TestLargerTotalShrinksNoPool: a larger total takes no pod from any pool, for any shares.
+func TestLargerTotalShrinksNoPool(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		text := drawShares(t, rapid.Bool().Draw(t, "numbers"))
 		pools := shares(strings.Join(text, " "))

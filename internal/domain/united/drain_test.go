@@ -311,8 +311,8 @@ func TestLeavingPods(t *testing.T) {
 	}
 }
 
-// TestWhatIsKnownOfALeavingPod covers the fields that decide the order of evictions.
-func TestWhatIsKnownOfALeavingPod(t *testing.T) {
+// TestFieldsThatOrderDrainEvictions covers the fields that decide the order of evictions.
+func TestFieldsThatOrderDrainEvictions(t *testing.T) {
 	pod := func(modify ...func(*corev1.Pod)) corev1.Pod {
 		p := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "db-0", UID: "p", OwnerReferences: []metav1.OwnerReference{{UID: "s", Controller: new(true)}}}}
 		for _, m := range modify {

@@ -35,9 +35,9 @@ func rolledDaemonSet(modify ...func(*appsv1.DaemonSet)) *appsv1.DaemonSet {
 	return d
 }
 
-// TestWhenAWorkloadIsWhole: a rollout goes on to the next pool when all pods of a pool have
+// TestWorkloadIsRolledOutAndAvailable: a rollout goes on to the next pool when all pods of a pool have
 // the current template (rolled) and are available (up).
-func TestWhenAWorkloadIsWhole(t *testing.T) {
+func TestWorkloadIsRolledOutAndAvailable(t *testing.T) {
 	partition := func(s *appsv1.StatefulSet, n int32) {
 		s.Spec.UpdateStrategy.RollingUpdate = &appsv1.RollingUpdateStatefulSetStrategy{Partition: &n}
 	}
@@ -129,9 +129,9 @@ func TestFailureOf(t *testing.T) {
 	}
 }
 
-// TestWhatIsUnownedAndOfAPool: a workload with another selector would not control the pods of
+// TestUnownedWorkloadMatchesItsPool: a workload with another selector would not control the pods of
 // the pool.
-func TestWhatIsUnownedAndOfAPool(t *testing.T) {
+func TestUnownedWorkloadMatchesItsPool(t *testing.T) {
 	selector := &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}
 	for name, tc := range map[string]struct {
 		change func(*appsv1.Deployment)
@@ -151,8 +151,8 @@ func TestWhatIsUnownedAndOfAPool(t *testing.T) {
 	}
 }
 
-// TestAWorkloadThatSomebodyElseMade has no annotations of ours. Overlay sets all of them.
-func TestAWorkloadThatSomebodyElseMade(t *testing.T) {
+// TestForeignWorkloadHasNoAtollAnnotations has no annotations of ours. Overlay sets all of them.
+func TestForeignWorkloadHasNoAtollAnnotations(t *testing.T) {
 	theirs := deployment(1)
 	theirs.Annotations = map[string]string{apps.PoolTaintsAnnotation: "{", apps.TemplateKeysAnnotation: `{"labels": 1}`}
 	if got := TaintsOf(theirs); got != nil {

@@ -24,9 +24,9 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestNamesAreValidAndApart: scenario 61. Names are valid for any input. Two
+// TestWorkloadNamesAreValidAndUnique: scenario 61. Names are valid for any input. Two
 // UnitedDeployments with the same plain name have different hashed names.
-func TestNamesAreValidAndApart(t *testing.T) {
+func TestWorkloadNamesAreValidAndUnique(t *testing.T) {
 	label := rapid.StringMatching(`[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?`)
 	rapid.Check(t, func(t *rapid.T) {
 		name, pool := label.Draw(t, "name"), label.Draw(t, "pool")

@@ -100,7 +100,7 @@ func TestManyWeightsDivideAsOneSeatAtATime(t *testing.T) {
 	}
 }
 
-func TestNoPositiveWeightGetsNoSeat(t *testing.T) {
+func TestZeroWeightsGetNoSeats(t *testing.T) {
 	for _, weights := range [][]int64{nil, {0}, {0, 0}} {
 		if diff := cmp.Diff(make([]int, len(weights)), Division{Weights: weights}.Divide(5)); diff != "" {
 			t.Errorf("%v: %s", weights, diff)

@@ -154,8 +154,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// TestTheLimits: texts at the limits are parsed, longer ones are refused.
-func TestTheLimits(t *testing.T) {
+// TestParseAcceptsTextsAtTheLimits: texts at the limits are parsed, longer ones are refused.
+func TestParseAcceptsTextsAtTheLimits(t *testing.T) {
 	path := strings.Repeat("a", maxPath)
 	for name, text := range map[string]string{
 		"the text":       "[]\n#" + strings.Repeat(".", MaxText-4),

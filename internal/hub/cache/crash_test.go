@@ -175,10 +175,10 @@ func TestASnapshotThatIsDamagedLeavesTheStateBefore(t *testing.T) {
 	}
 }
 
-// TestEveryCallThatFails runs the script, with a rewrite at its end, and lets one call of the
+// TestStoreSurvivesEachFailingFileSystemCall runs the script, with a rewrite at its end, and lets one call of the
 // file system fail. Kinds of failures: only this call, this and all later ones, and after
 // half of a write.
-func TestEveryCallThatFails(t *testing.T) {
+func TestStoreSurvivesEachFailingFileSystemCall(t *testing.T) {
 	for name, errno := range map[string]syscall.Errno{"disk full": syscall.ENOSPC, "I/O error": syscall.EIO, "read-only": syscall.EROFS} {
 		for _, lasting := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, lasting %t", name, lasting), func(t *testing.T) {

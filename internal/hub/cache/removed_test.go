@@ -12,9 +12,9 @@ import (
 	"github.com/go-logr/logr/funcr"
 )
 
-// TestFilesThatAreRemovedByOthers: nothing is said to be durable that has no file, the log says so once, and
+// TestStoreRecoversFromRemovedFiles: nothing is said to be durable that has no file, the log says so once, and
 // what is written next is in the directory again.
-func TestFilesThatAreRemovedByOthers(t *testing.T) {
+func TestStoreRecoversFromRemovedFiles(t *testing.T) {
 	for name, remove := range map[string]func(dir string) error{
 		"the directory": os.RemoveAll,
 		"all around it": func(dir string) error { return os.RemoveAll(filepath.Dir(dir)) },

@@ -537,9 +537,9 @@ func TestAfterClose(t *testing.T) {
 	}
 }
 
-// TestDamageThatIsFoundLate: a value that a view cannot read takes the scope away, and so does
+// TestDamageFoundOnReadDropsTheScope: a value that a view cannot read takes the scope away, and so does
 // one that a rewrite cannot copy.
-func TestDamageThatIsFoundLate(t *testing.T) {
+func TestDamageFoundOnReadDropsTheScope(t *testing.T) {
 	for name, find := range map[string]func(*testing.T, *Store, *Writer){
 		"a view": func(t *testing.T, s *Store, _ *Writer) {
 			v, err := s.View("k")

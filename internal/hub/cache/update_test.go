@@ -69,8 +69,8 @@ func TestAnUpdateWritesWhatIsDifferent(t *testing.T) {
 	}
 }
 
-// TestUpdatesThatReplace: what has no state that can be continued gets a new log.
-func TestUpdatesThatReplace(t *testing.T) {
+// TestUpdateWithoutStateStartsANewLog: what has no state that can be continued gets a new log.
+func TestUpdateWithoutStateStartsANewLog(t *testing.T) {
 	s := openOn(t, newDisk(), Options{SyncEvery: time.Hour, MaxBytes: 400_000})
 	defer s.Close()
 	want := hundred()

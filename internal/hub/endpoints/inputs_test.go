@@ -48,9 +48,9 @@ func TestADamagedAnnotationIsLoggedOnce(t *testing.T) {
 	}
 }
 
-// TestFormsChangeOnlyWithWhatTheyDependOn: changes of other fields of Services, Nodes and pools wake
+// TestFilterChangesOnlyWithItsInputs: changes of other fields of Services, Nodes and pools wake
 // nobody.
-func TestFormsChangeOnlyWithWhatTheyDependOn(t *testing.T) {
+func TestFilterChangesOnlyWithItsInputs(t *testing.T) {
 	r := newRig(t, wire.JSON).in("z1", "p", "a", "b").topology("openyurt.io/nodepool")
 	changes := func(what string, want bool, do func()) {
 		t.Helper()
@@ -141,8 +141,8 @@ func TestRunFollowsThePoolOfTheNode(t *testing.T) {
 	})
 }
 
-// TestAnswersDoNotWaitForWhatIsKnown.
-func TestAnswersDoNotWaitForWhatIsKnown(t *testing.T) {
+// TestAwaitReturnsOnceInputsAreKnown.
+func TestAwaitReturnsOnceInputsAreKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, wire.JSON)
 		began := time.Now()

@@ -176,8 +176,8 @@ func TestWritesOfTheWholeStatus(t *testing.T) {
 	}
 }
 
-// TestWritesThatCannotBeRead teach nothing, and do no harm.
-func TestWritesThatCannotBeRead(t *testing.T) {
+// TestUnreadablePodWritesAreIgnored teach nothing, and do no harm.
+func TestUnreadablePodWritesAreIgnored(t *testing.T) {
 	for _, body := range []string{
 		"", "{", "null", "[]", `{"metadata":{"uid":1}}`, `{"metadata":{"uid":"web"}}`, `{"metadata":{"uid":"web"},"status":{"podIP":"x"}}`,
 		`{"status":{"podIP":"10.0.0.2"}}`, `{"metadata":{"uid":"web"},"status":{"podIPs":[1]}}`, `{"metadata":{"uid":"web"},"status":{"podIPs":"10.0.0.2"}}`,
@@ -233,8 +233,8 @@ func TestPatchesOfAnyKubelet(t *testing.T) {
 	})
 }
 
-// TestPodsAreKept over a restart, and bounded.
-func TestPodsAreKept(t *testing.T) {
+// TestPodAddressesSurviveARestart over a restart, and bounded.
+func TestPodAddressesSurviveARestart(t *testing.T) {
 	p, err := newPods(nil)
 	if err != nil {
 		t.Fatal(err)

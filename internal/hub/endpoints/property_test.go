@@ -45,8 +45,8 @@ func anyRig(t *rapid.T, format wire.Format) *rig {
 	return r
 }
 
-// TestFormsAreTheSameInAllFormats, have endpoints of the object only, and are not changed again.
-func TestFormsAreTheSameInAllFormats(t *testing.T) {
+// TestFilteredEndpointsAreEqualInAllFormats, have endpoints of the object only, and are not changed again.
+func TestFilteredEndpointsAreEqualInAllFormats(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		list := rapid.SliceOfN(anyEndpoint, 0, 6).Draw(t, "endpoints")
 		r := anyRig(t, wire.JSON)
@@ -137,8 +137,8 @@ func TestFieldsOfLaterVersionsStay(t *testing.T) {
 	}
 }
 
-// TestWhatIsNoObjectPasses as it is.
-func TestWhatIsNoObjectPasses(t *testing.T) {
+// TestUnreadableObjectsPassUnchanged as it is.
+func TestUnreadableObjectsPassUnchanged(t *testing.T) {
 	for _, format := range formats {
 		r := newRig(t, format).topology("kubernetes.io/hostname,openyurt.io/nodepool")
 		r.pods.put("web", entry{Addresses: []string{"10.0.0.2"}})
@@ -171,8 +171,8 @@ func TestWhatIsNoObjectPasses(t *testing.T) {
 	}
 }
 
-// TestNumbersStay as they were written.
-func TestNumbersStay(t *testing.T) {
+// TestNumbersKeepTheirPrecision as they were written.
+func TestNumbersKeepTheirPrecision(t *testing.T) {
 	r := newRig(t, wire.JSON).topology("kubernetes.io/hostname")
 	raw := []byte(`{"kind":"EndpointSlice","apiVersion":"discovery.k8s.io/v1","metadata":{"namespace":"default","name":"web-1","generation":9007199254740993,"labels":{"kubernetes.io/service-name":"web"},"annotations":{"a":"<&>"}},"endpoints":[{"addresses":["10.0.0.5"]}]}`)
 	m := wire.Meta{Namespace: "default", Name: "web-1"}

@@ -112,9 +112,9 @@ func TestTopology(t *testing.T) {
 	}
 }
 
-// TestOneReachForAllSlicesOfAService: a slice that has endpoints in the pool only is left empty while
+// TestTopologyReachIsSharedByAllSlices: a slice that has endpoints in the pool only is left empty while
 // another one has some on the node.
-func TestOneReachForAllSlicesOfAService(t *testing.T) {
+func TestTopologyReachIsSharedByAllSlices(t *testing.T) {
 	for _, format := range formats {
 		r := newRig(t, format).in("z1", "p", "a", "b").topology("kubernetes.io/hostname,openyurt.io/nodepool,*")
 		s := r.session("endpointslices")
@@ -154,8 +154,8 @@ func TestOneReachForAllSlicesOfAService(t *testing.T) {
 	}
 }
 
-// TestWhoIsFiltered: nobody but the clients that are named, and no other collections.
-func TestWhoIsFiltered(t *testing.T) {
+// TestFilterAppliesToConfiguredClientsOnly: nobody but the clients that are named, and no other collections.
+func TestFilterAppliesToConfiguredClientsOnly(t *testing.T) {
 	f := newRig(t, wire.JSON).Filter
 	for _, tc := range []struct {
 		user, group, version, resource string

@@ -62,9 +62,9 @@ func (a *authority) client(name, organization string, until time.Time, usage x50
 	return cert
 }
 
-// TestOnlyTheNodeIsTheNode: its certificate proves it, that of nobody else does, and one that has
+// TestOnlyTheNodeCertificateProvesTheNode: its certificate proves it, that of nobody else does, and one that has
 // expired does while the cloud is away.
-func TestOnlyTheNodeIsTheNode(t *testing.T) {
+func TestOnlyTheNodeCertificateProvesTheNode(t *testing.T) {
 	ca, other := newAuthority(t), newAuthority(t)
 	roots := x509.NewCertPool()
 	roots.AddCert(ca.cert)

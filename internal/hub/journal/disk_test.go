@@ -82,8 +82,8 @@ func (d *scriptedDisk) has(t *testing.T, j *Journal) {
 	}
 }
 
-// TestWritersShareARoundOfTheDisk: 100 writers at once take three rounds at most.
-func TestWritersShareARoundOfTheDisk(t *testing.T) {
+// TestConcurrentWritersShareDiskSyncs: 100 writers at once take three rounds at most.
+func TestConcurrentWritersShareDiskSyncs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &scriptedDisk{entries: map[uint64]Entry{}}
 		j := open(d, Options{}, nil, nil)
@@ -111,9 +111,9 @@ func TestWritersShareARoundOfTheDisk(t *testing.T) {
 	})
 }
 
-// TestADiskThatFails: Keep says so in bounded time, and the disk gets what it should have as soon as it
+// TestKeepReportsAFailingDisk: Keep says so in bounded time, and the disk gets what it should have as soon as it
 // can, also what is not kept any more.
-func TestADiskThatFails(t *testing.T) {
+func TestKeepReportsAFailingDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &scriptedDisk{entries: map[uint64]Entry{}}
 		j := open(d, Options{}, nil, nil)

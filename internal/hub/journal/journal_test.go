@@ -44,7 +44,7 @@ func added(t *testing.T, limits Limits, entries ...Entry) *state {
 	return s
 }
 
-func TestOnlyWhatIsNeededStays(t *testing.T) {
+func TestJournalDropsSupersededWrites(t *testing.T) {
 	for name, test := range map[string]struct {
 		entries []Entry
 		want    []string
@@ -66,10 +66,10 @@ func TestOnlyWhatIsNeededStays(t *testing.T) {
 	}
 }
 
-// TestTheLastStatusIsThatOfTheClients: a client compares what it wants with what it has read, which
+// TestKeptStatusPatchesReproduceTheLastStatus: a client compares what it wants with what it has read, which
 // stays the same, and another sets single fields. Sent in their order, what is kept makes of the object
 // what all their writes were meant to make.
-func TestTheLastStatusIsThatOfTheClients(t *testing.T) {
+func TestKeptStatusPatchesReproduceTheLastStatus(t *testing.T) {
 	fields := []string{"a", "b", "c", "d"} // of the first client; the other has "x" and "y"
 	rapid.Check(t, func(t *rapid.T) {
 		read := map[string]int{}
@@ -123,8 +123,8 @@ func TestTheLastStatusIsThatOfTheClients(t *testing.T) {
 	})
 }
 
-// TestBounds: there is never more than may be. Events make place for what is newer, nothing else does.
-func TestBounds(t *testing.T) {
+// TestJournalStaysWithinItsLimits: there is never more than may be. Events make place for what is newer, nothing else does.
+func TestJournalStaysWithinItsLimits(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := &state{limits: Limits{Bytes: 4000, Entries: 9, Events: 4, Parts: 3}}
 		for range rapid.IntRange(0, 60).Draw(t, "writes") {
@@ -280,8 +280,8 @@ func has(entries []Entry, e Entry) bool {
 	return slices.ContainsFunc(entries, func(other Entry) bool { return cmp.Equal(e, other) })
 }
 
-// TestAKilledJournalHasEverything that Keep had said to be kept, and nothing that was done before.
-func TestAKilledJournalHasEverything(t *testing.T) {
+// TestKilledJournalKeepsAcknowledgedWrites that Keep had said to be kept, and nothing that was done before.
+func TestKilledJournalKeepsAcknowledgedWrites(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		dir, err := os.MkdirTemp(t.TempDir(), "")
 		if err != nil {
@@ -349,8 +349,8 @@ func TestKeepWaitsForTheDisk(t *testing.T) {
 	}
 }
 
-// TestNothingThatIsWaitingIsLostByClose, and what cannot be read is left out.
-func TestNothingThatIsWaitingIsLostByClose(t *testing.T) {
+// TestCloseStoresPendingWrites, and what cannot be read is left out.
+func TestCloseStoresPendingWrites(t *testing.T) {
 	dir := t.TempDir()
 	j := openAt(t, dir)
 	for i := range 5 {

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// TestTheDirectoryIsRemoved while the journal is open: what has no file is not acknowledged, and once
+// TestJournalRecoversFromARemovedDirectory while the journal is open: what has no file is not acknowledged, and once
 // everything is written anew it is there after a restart.
-func TestTheDirectoryIsRemoved(t *testing.T) {
+func TestJournalRecoversFromARemovedDirectory(t *testing.T) {
 	state := filepath.Join(t.TempDir(), "state")
 	dir := filepath.Join(state, "writes")
 	j, err := Open(dir, Options{SyncEvery: time.Millisecond})

@@ -292,8 +292,8 @@ func TestARefusedRequest(t *testing.T) {
 	}
 }
 
-// TestWithoutAToken nothing is requested, the reason names the file, and it is used once it is there.
-func TestWithoutAToken(t *testing.T) {
+// TestNoCertificateIsRequestedWithoutAToken nothing is requested, the reason names the file, and it is used once it is there.
+func TestNoCertificateIsRequestedWithoutAToken(t *testing.T) {
 	for name, text := range map[string]string{"no file": "", "no kubeconfig": "token: [", "no user": "current-context: a", "no token": "current-context: a\ncontexts: [{name: a, context: {user: u}}]\nusers: [{name: u}]"} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -335,8 +335,8 @@ func TestATokenThatHasExpired(t *testing.T) {
 	})
 }
 
-// TestACertificateThatIsNotAccepted or has expired is replaced with the token.
-func TestACertificateThatIsNotAccepted(t *testing.T) {
+// TestRejectedCertificateIsReplaced or has expired is replaced with the token.
+func TestRejectedCertificateIsReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCloud(t)
 		c.life = day
@@ -364,9 +364,9 @@ func TestACertificateThatIsNotAccepted(t *testing.T) {
 	})
 }
 
-// TestAClockThatIsWrong takes no certificate away: one that looks expired counts again once the clock
+// TestWrongClockDropsNoCertificate takes no certificate away: one that looks expired counts again once the clock
 // is set.
-func TestAClockThatIsWrong(t *testing.T) {
+func TestWrongClockDropsNoCertificate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCloud(t)
 		c.run(c.manager(), time.Minute)

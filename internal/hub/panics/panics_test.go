@@ -37,8 +37,8 @@ func TestAPanicIsCaughtLoggedAndCounted(t *testing.T) {
 	}
 }
 
-// TestWorkThatGoesOnBeginsAgain after a panic, and ends with its context.
-func TestWorkThatGoesOnBeginsAgain(t *testing.T) {
+// TestBackgroundWorkRestartsAfterAPanic after a panic, and ends with its context.
+func TestBackgroundWorkRestartsAfterAPanic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := New(funcr.New(func(string, string) {}, funcr.Options{}))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
@@ -60,8 +60,8 @@ func TestWorkThatGoesOnBeginsAgain(t *testing.T) {
 	})
 }
 
-// TestWithoutACatcherPanicsAreSeen, as in tests.
-func TestWithoutACatcherPanicsAreSeen(t *testing.T) {
+// TestNilCatcherPassesPanicsOn, as in tests.
+func TestNilCatcherPassesPanicsOn(t *testing.T) {
 	defer func() {
 		if v := recover(); v != "it breaks" {
 			t.Errorf("seen is %v", v)

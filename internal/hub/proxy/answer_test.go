@@ -186,8 +186,8 @@ func TestDamagedCompressedAnswersAreNotKept(t *testing.T) {
 	}
 }
 
-// TestCompressedAnswersWaitInTheirRoom: what is larger than the room without its compression is not kept.
-func TestCompressedAnswersWaitInTheirRoom(t *testing.T) {
+// TestOversizedCompressedAnswerIsNotKept: what is larger than the room without its compression is not kept.
+func TestOversizedCompressedAnswerIsNotKept(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.Proxy.Cloud = &compressing{scripted: n.cloud}
 	n.Tokens.Accepted(reader.Token, time.Now())
@@ -269,8 +269,8 @@ func TestManyCompressedListsAtOnce(t *testing.T) {
 	}
 }
 
-// TestLabelsThatHold: those of which the gate looks for the beginning.
-func TestLabelsThatHold(t *testing.T) {
+// TestRequiredPolicyLabelsHoldPods: those of which the gate looks for the beginning.
+func TestRequiredPolicyLabelsHoldPods(t *testing.T) {
 	for _, label := range []string{gm.RequiredPropagationPolicyLabel, gm.RequiredOverridePolicyLabel} {
 		if delivery.Waiting(map[string]string{label: "x"}) == "" {
 			t.Errorf("%s holds no pod", label)

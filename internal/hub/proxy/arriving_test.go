@@ -101,9 +101,9 @@ func beginning(sent []byte) []byte {
 	return text
 }
 
-// TestLongListsPassWhileTheyArrive: the client has the beginning before the cloud has sent the end, and all of
+// TestLongListsAreForwardedBeforeTheyEnd: the client has the beginning before the cloud has sent the end, and all of
 // it is kept.
-func TestLongListsPassWhileTheyArrive(t *testing.T) {
+func TestLongListsAreForwardedBeforeTheyEnd(t *testing.T) {
 	n := newNode(t, wire.Protobuf)
 	cloud := &compressing{scripted: n.cloud}
 	n.Proxy.Cloud = cloud
@@ -134,9 +134,9 @@ func TestLongListsPassWhileTheyArrive(t *testing.T) {
 	}
 }
 
-// TestAHeldPodInAListThatArrives: the client has nothing of it. The answer breaks off if the client has the
+// TestHeldPodIsNeverForwardedInALongList: the client has nothing of it. The answer breaks off if the client has the
 // beginning, and the next one is whole.
-func TestAHeldPodInAListThatArrives(t *testing.T) {
+func TestHeldPodIsNeverForwardedInALongList(t *testing.T) {
 	for _, held := range []int{0, 2, 50, 99} {
 		n := newNode(t, wire.Protobuf)
 		n.Proxy.Cloud = &compressing{scripted: n.cloud}
@@ -177,8 +177,8 @@ func TestAHeldPodInAListThatArrives(t *testing.T) {
 	}
 }
 
-// TestDamagedListsThatArrive: they break off, and what was kept stays.
-func TestDamagedListsThatArrive(t *testing.T) {
+// TestDamagedForwardedListBreaksOff: they break off, and what was kept stays.
+func TestDamagedForwardedListBreaksOff(t *testing.T) {
 	for name, spoil := range spoilers {
 		n := newNode(t, wire.Protobuf)
 		cloud := &compressing{scripted: n.cloud}
@@ -250,8 +250,8 @@ func TestAListWhoseClientLeavesIsNotCounted(t *testing.T) {
 	}
 }
 
-// TestPodsThatPassAfterACloseLook: a list with one never breaks off again and again.
-func TestPodsThatPassAfterACloseLook(t *testing.T) {
+// TestAllowedPodsDoNotBreakOffAForwardedList: a list with one never breaks off again and again.
+func TestAllowedPodsDoNotBreakOffAForwardedList(t *testing.T) {
 	for name, change := range map[string]func(*corev1.Pod){
 		"ignores its policy": func(p *corev1.Pod) { p.Annotations[gm.MissingPolicyAnnotation] = gm.MissingPolicyIgnore },
 		"is being deleted":   deleting,
@@ -270,8 +270,8 @@ func TestPodsThatPassAfterACloseLook(t *testing.T) {
 	}
 }
 
-// TestChunksThatArrive: a held pod in a further chunk does not make the list break off again and again.
-func TestChunksThatArrive(t *testing.T) {
+// TestListWithAHeldPodInAChunkCompletes: a held pod in a further chunk does not make the list break off again and again.
+func TestListWithAHeldPodInAChunkCompletes(t *testing.T) {
 	n := newNode(t, wire.Protobuf)
 	n.Proxy.Cloud = &compressing{scripted: n.cloud}
 	n.cloud.set(false, func(r *http.Request) (int, string, io.ReadCloser) {
@@ -296,8 +296,8 @@ func TestChunksThatArrive(t *testing.T) {
 	}
 }
 
-// TestAListThatBrokeOffDeliveredNothing: a pod of it that is not bound any more is held.
-func TestAListThatBrokeOffDeliveredNothing(t *testing.T) {
+// TestBrokenOffListCountsAsNotDelivered: a pod of it that is not bound any more is held.
+func TestBrokenOffListCountsAsNotDelivered(t *testing.T) {
 	n := newNode(t, wire.Protobuf)
 	n.Proxy.Cloud = &compressing{scripted: n.cloud}
 	pods, _ := manyPods(1, -1)
@@ -322,8 +322,8 @@ type leaving struct {
 // Write implements io.Writer.
 func (l leaving) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
 
-// TestAClientThatLeavesAListThatArrives: the list is kept.
-func TestAClientThatLeavesAListThatArrives(t *testing.T) {
+// TestForwardedListIsKeptAfterItsClientLeaves: the list is kept.
+func TestForwardedListIsKeptAfterItsClientLeaves(t *testing.T) {
 	n := newNode(t, wire.Protobuf)
 	n.Proxy.Cloud = &compressing{scripted: n.cloud}
 	pods, _ := manyPods(1, -1)

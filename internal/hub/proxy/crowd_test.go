@@ -21,8 +21,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestPlaces: an identity has its places and no more, some wait, and others have theirs.
-func TestPlaces(t *testing.T) {
+// TestSlotsPerIdentityAreBounded: an identity has its places and no more, some wait, and others have theirs.
+func TestSlotsPerIdentityAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &places{ofOne: 2, ofAll: 3, waiting: 1}
 		for range 2 {
@@ -66,9 +66,9 @@ func TestPlaces(t *testing.T) {
 	})
 }
 
-// TestNobodyTakesThePlacesOfOthers: one identity has as many requests as it may, and so has who invents tokens.
+// TestIdentityCannotTakeSlotsOfOthers: one identity has as many requests as it may, and so has who invents tokens.
 // Another identity, the node and a token that is new are answered. Who claims to be another takes nothing of it.
-func TestNobodyTakesThePlacesOfOthers(t *testing.T) {
+func TestIdentityCannotTakeSlotsOfOthers(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.cloud.set(false, func(*http.Request) (int, string, io.ReadCloser) {
 		return http.StatusOK, "application/json", io.NopCloser(strings.NewReader("{}"))
@@ -127,8 +127,8 @@ func taken(p *places) int {
 	return len(p.all)
 }
 
-// TestWhatBeginsAsAStrangersMayLast: a watch takes no place of strangers once the cloud has accepted its token.
-func TestWhatBeginsAsAStrangersMayLast(t *testing.T) {
+// TestAcceptedWatchReleasesTheStrangerSlot: a watch takes no place of strangers once the cloud has accepted its token.
+func TestAcceptedWatchReleasesTheStrangerSlot(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.answers(1, pod("a", "1", 1, nil))
 	from, to := io.Pipe()
@@ -157,9 +157,9 @@ func (d distant) RoundTrip(r *http.Request, asNode bool) (*http.Response, error)
 	return d.Cloud.RoundTrip(r, asNode)
 }
 
-// TestWhoIsKnownDoesNotWaitAmongStrangers: the requests of a connection that wait go on once one of them has shown
+// TestAcceptedTokenReleasesItsWaitingRequests: the requests of a connection that wait go on once one of them has shown
 // that its token is accepted.
-func TestWhoIsKnownDoesNotWaitAmongStrangers(t *testing.T) {
+func TestAcceptedTokenReleasesItsWaitingRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t, wire.JSON)
 		n.answers(1, pod("a", "1", 1, nil))
@@ -218,8 +218,8 @@ func TestWatchesAreBounded(t *testing.T) {
 	})
 }
 
-// TestPlacesAreGivenBack also by what breaks off.
-func TestPlacesAreGivenBack(t *testing.T) {
+// TestBrokenOffRequestsReleaseTheirSlots also by what breaks off.
+func TestBrokenOffRequestsReleaseTheirSlots(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.answers(1, pod("a", "1", 1, nil))
 	n.askAs(reader, podsOfNode)
@@ -302,8 +302,8 @@ func TestPacedAnswers(t *testing.T) {
 	})
 }
 
-// TestAnAnswerThatIsNotRead ends, and its place is free.
-func TestAnAnswerThatIsNotRead(t *testing.T) {
+// TestUnreadAnswerEndsAndReleasesItsSlot ends, and its place is free.
+func TestUnreadAnswerEndsAndReleasesItsSlot(t *testing.T) {
 	const upgrade = "Connection: Upgrade\r\nUpgrade: x\r\n"
 	for path, headers := range map[string]string{
 		"/api/v1/namespaces/x/configmaps": "", "/api/v1/namespaces/x/pods/y/log": "", "/api/v1/namespaces/x/services/y/proxy/big": "", "/api/v1/namespaces/x/secrets": upgrade,
@@ -381,8 +381,8 @@ func endsUnread(t *testing.T, ask func(server *httptest.Server)) {
 	}
 }
 
-// TestASilentAnswerGoesOn, such as a log that is followed, on which nothing is written for a time.
-func TestASilentAnswerGoesOn(t *testing.T) {
+// TestIdleAnswerIsNotEnded, such as a log that is followed, on which nothing is written for a time.
+func TestIdleAnswerIsNotEnded(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.slowAfter = 100 * time.Millisecond
 	n.cloud.set(false, func(*http.Request) (int, string, io.ReadCloser) {

@@ -79,8 +79,8 @@ func TestAnAnswerThatIsWrongIsNotKept(t *testing.T) {
 	}
 }
 
-// TestAnAnswerThatBreaksOffIsNotWhole for the client, and is not kept.
-func TestAnAnswerThatBreaksOffIsNotWhole(t *testing.T) {
+// TestTruncatedAnswerIsNotKept for the client, and is not kept.
+func TestTruncatedAnswerIsNotKept(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.Tokens.Accepted(reader.Token, time.Now())
 	n.answers(1, pod("a", "1", 1, nil))
@@ -116,8 +116,8 @@ type breaks struct{}
 // Read implements io.Reader.
 func (*breaks) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
 
-// TestAWatchWhosePlaceIsGone ends with the cloud's own error, so that the client lists anew.
-func TestAWatchWhosePlaceIsGone(t *testing.T) {
+// TestExpiredWatchEndsWithTheCloudsError ends with the cloud's own error, so that the client lists anew.
+func TestExpiredWatchEndsWithTheCloudsError(t *testing.T) {
 	for _, format := range formats {
 		t.Run(format.String(), func(t *testing.T) {
 			n := newNode(t, format)
@@ -270,8 +270,8 @@ func (e *ending) RoundTrip(r *http.Request, asNode bool) (*http.Response, error)
 	return e.scripted.RoundTrip(r, asNode)
 }
 
-// TestAHealEndsWithItsStream: nobody needs the collection any more.
-func TestAHealEndsWithItsStream(t *testing.T) {
+// TestCacheRepairEndsWithItsWatch: nobody needs the collection any more.
+func TestCacheRepairEndsWithItsWatch(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.answers(10)
 	cloud := &ending{scripted: n.cloud}
@@ -285,9 +285,9 @@ func TestAHealEndsWithItsStream(t *testing.T) {
 	}
 }
 
-// TestStreamedListsOnADiskThatIsGone: the client gets its list and what follows, whenever the disk
+// TestStreamedListsSurviveAFailingDisk: the client gets its list and what follows, whenever the disk
 // fails.
-func TestStreamedListsOnADiskThatIsGone(t *testing.T) {
+func TestStreamedListsSurviveAFailingDisk(t *testing.T) {
 	for _, format := range formats {
 		for failsAt := range 3 {
 			t.Run(fmt.Sprint(format, " before event ", failsAt), func(t *testing.T) {

@@ -90,9 +90,9 @@ func TestWatchesFollowWhatTheirFilterDependsOn(t *testing.T) {
 	}
 }
 
-// TestOneReachOfAServiceInAWatch: an endpoint on the node in one slice takes those of the pool out of
+// TestTopologyReachIsSharedInAWatch: an endpoint on the node in one slice takes those of the pool out of
 // another.
-func TestOneReachOfAServiceInAWatch(t *testing.T) {
+func TestTopologyReachIsSharedInAWatch(t *testing.T) {
 	r := newFilterRig(t, wire.Protobuf)
 	r.put(servicesPath, "web", serviceWith("kubernetes.io/hostname,openyurt.io/nodepool"))
 	r.put(slicesPath, "web-1", sliceWith("web-1", "b=10.0.0.2", "c=10.0.0.3"))
@@ -157,8 +157,8 @@ func TestAddressesAfterARestartOfTheNodeOffline(t *testing.T) {
 	}
 }
 
-// TestAClientIsNotTakenBack: a client that is ahead of what is kept gets nothing of it.
-func TestAClientIsNotTakenBack(t *testing.T) {
+// TestClientNeverGetsAnOlderState: a client that is ahead of what is kept gets nothing of it.
+func TestClientNeverGetsAnOlderState(t *testing.T) {
 	r := newFilterRig(t, wire.JSON)
 	r.put(slicesPath, "web-2", sliceWith("web-2", "a=10.0.0.4"))
 	r.listed(kubeProxy) // this is kept, and all that follows is not seen
@@ -251,9 +251,9 @@ func TestAFilteredListInChunks(t *testing.T) {
 	}
 }
 
-// TestAClientIsNotTakenAhead: another client of the same identity is ahead. What it has seen reaches the
+// TestClientGetsStateOnlyWithItsOwnEvents: another client of the same identity is ahead. What it has seen reaches the
 // client with its own events only, in their order, and changes nothing before.
-func TestAClientIsNotTakenAhead(t *testing.T) {
+func TestClientGetsStateOnlyWithItsOwnEvents(t *testing.T) {
 	for _, format := range formats {
 		t.Run(format.String(), func(t *testing.T) {
 			r := newFilterRig(t, format)
@@ -355,8 +355,8 @@ func TestTablesAndMetadataPass(t *testing.T) {
 	}
 }
 
-// TestTheCloudIsRightOnceItHasTheAddress: later the pod in the cloud counts, and without the pod nothing.
-func TestTheCloudIsRightOnceItHasTheAddress(t *testing.T) {
+// TestCloudAddressReplacesTheKubeletsAddress: later the pod in the cloud counts, and without the pod nothing.
+func TestCloudAddressReplacesTheKubeletsAddress(t *testing.T) {
 	for _, format := range formats {
 		r := newFilterRig(t, format)
 		r.kubelet("10.0.0.9")

@@ -18,9 +18,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// TestOnlyTheTokenItselfIsProven: who sends a token that names somebody else, beside one that the API
+// TestOnlyTheAcceptedTokenIsTrusted: who sends a token that names somebody else, beside one that the API
 // server accepts, or where it looks at none, is not answered as that somebody without the cloud.
-func TestOnlyTheTokenItselfIsProven(t *testing.T) {
+func TestOnlyTheAcceptedTokenIsTrusted(t *testing.T) {
 	const secrets = "/api/v1/namespaces/default/secrets"
 	const list = `{"kind":"SecretList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[]}`
 	n := newNode(t, wire.JSON)
@@ -66,8 +66,8 @@ func TestOnlyTheTokenItselfIsProven(t *testing.T) {
 	}
 }
 
-// TestProtocolsThatAreTokensAreTakenAway, and no others.
-func TestProtocolsThatAreTokensAreTakenAway(t *testing.T) {
+// TestTokenWebsocketProtocolsAreStripped, and no others.
+func TestTokenWebsocketProtocolsAreStripped(t *testing.T) {
 	h := http.Header{"Sec-Websocket-Protocol": {"v5.channel.k8s.io, " + tokenProtocol + "YQ", "v4.channel.k8s.io"}}
 	strip(h)
 	if got, want := h.Values("Sec-Websocket-Protocol"), []string{"v5.channel.k8s.io", "v4.channel.k8s.io"}; !slices.Equal(got, want) {
@@ -75,8 +75,8 @@ func TestProtocolsThatAreTokensAreTakenAway(t *testing.T) {
 	}
 }
 
-// TestWhatTheGateCannotReadDoesNotPass: tables, other protocols, and answers of another kind than pods.
-func TestWhatTheGateCannotReadDoesNotPass(t *testing.T) {
+// TestGateRefusesTablesAndForeignKinds: tables, other protocols, and answers of another kind than pods.
+func TestGateRefusesTablesAndForeignKinds(t *testing.T) {
 	const held = "secret-of-a-held-pod"
 	table := `{"kind":"Table","apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":"5"},"rows":[{"object":{"metadata":{"name":"` + held + `"}}}]}`
 	frame := `{"type":"ADDED","object":` + table + "}\n"

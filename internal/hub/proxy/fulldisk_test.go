@@ -226,9 +226,9 @@ func (e *edge) podsOf(w *httptest.ResponseRecorder) map[string]string {
 	return e.pods(w.Body.Bytes())
 }
 
-// TestInitialEventsThatAreNotKept are not missing in what is kept: the disk is slow, and the state is not
+// TestInitialEventsAreStoredCompletelyOrNot are not missing in what is kept: the disk is slow, and the state is not
 // kept, or all of it.
-func TestInitialEventsThatAreNotKept(t *testing.T) {
+func TestInitialEventsAreStoredCompletelyOrNot(t *testing.T) {
 	for name, lastOneToo := range map[string]bool{"some": false, "and not the last one": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

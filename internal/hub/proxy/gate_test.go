@@ -254,8 +254,8 @@ func TestTheGateOfLists(t *testing.T) {
 	}
 }
 
-// TestTheGateLosesNothingThatRuns: without a cache, what a kubelet has accepted stays.
-func TestTheGateLosesNothingThatRuns(t *testing.T) {
+// TestGateKeepsRunningPodsWithoutACache: without a cache, what a kubelet has accepted stays.
+func TestGateKeepsRunningPodsWithoutACache(t *testing.T) {
 	for _, format := range formats {
 		n := newNode(t, format)
 		n.answers(1, pod("running", "one", 1, unbound, begun), pod("new", "one", 1, unbound))
@@ -278,8 +278,8 @@ func TestTheGateOfSinglePods(t *testing.T) {
 	}
 }
 
-// TestNothingPassesByTheGate: an answer that cannot be looked into is refused.
-func TestNothingPassesByTheGate(t *testing.T) {
+// TestGateRefusesUnreadableAnswers: an answer that cannot be looked into is refused.
+func TestGateRefusesUnreadableAnswers(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	for name, body := range map[string]string{"a table": `{"kind":"Table","apiVersion":"meta.k8s.io/v1","rows":[]}`, "nothing": "", "no object": "[]"} {
 		n.cloud.set(false, func(*http.Request) (int, string, io.ReadCloser) {
@@ -406,9 +406,9 @@ func TestTheGateOfStreamedLists(t *testing.T) {
 	}
 }
 
-// TestOthersSeeAllPods: the gate is for the node. People who look at the cloud through the hub see
+// TestGateAppliesToTheNodeOnly: the gate is for the node. People who look at the cloud through the hub see
 // what is there.
-func TestOthersSeeAllPods(t *testing.T) {
+func TestGateAppliesToTheNodeOnly(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.answers(1, pod("held", "one", 1, unbound))
 	r := httptest.NewRequest(http.MethodGet, podsOfNode, nil)

@@ -15,8 +15,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestAHeldPodThatIsGone is not told as held any more once a list of all pods is without it.
-func TestAHeldPodThatIsGone(t *testing.T) {
+// TestHeldPodMissingFromAListIsForgotten is not told as held any more once a list of all pods is without it.
+func TestHeldPodMissingFromAListIsForgotten(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	lists := func(path string, want int) {
 		t.Helper()
@@ -79,8 +79,8 @@ func TestAHeldPodHasAnEvent(t *testing.T) {
 	}
 }
 
-// TestTheReasonOfAHeldPodIsTheLast, in the status, and in an event of its own.
-func TestTheReasonOfAHeldPodIsTheLast(t *testing.T) {
+// TestHeldPodShowsTheLatestReason, in the status, and in an event of its own.
+func TestHeldPodShowsTheLatestReason(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	labels := map[string]string{gm.RequiredPropagationPolicyLabel: "p", gm.RequiredOverridePolicyLabel: "o"}
 	for version, want := range []string{`the PropagationPolicy "p"`, `the OverridePolicy "o"`} {
@@ -98,8 +98,8 @@ func TestTheReasonOfAHeldPodIsTheLast(t *testing.T) {
 	}
 }
 
-// TestAReasonThatChangesWhileItIsToldIsToldNext.
-func TestAReasonThatChangesWhileItIsToldIsToldNext(t *testing.T) {
+// TestReasonChangedDuringAnEventGetsItsOwnEvent.
+func TestReasonChangedDuringAnEventGetsItsOwnEvent(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	labels := map[string]string{gm.RequiredPropagationPolicyLabel: "p", gm.RequiredOverridePolicyLabel: "o"}
 	n.answers(1, pod("held", "one", 1, maps.Clone(labels)))

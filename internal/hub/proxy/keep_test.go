@@ -151,9 +151,9 @@ func TestTheCacheFollowsAllWatchesOfACollection(t *testing.T) {
 	}
 }
 
-// TestACacheThatHasLostTrackIsHealed: a client that goes on with a watch does not list again, so the
+// TestStaleCacheIsRelistedByTheHub: a client that goes on with a watch does not list again, so the
 // hub does.
-func TestACacheThatHasLostTrackIsHealed(t *testing.T) {
+func TestStaleCacheIsRelistedByTheHub(t *testing.T) {
 	for _, format := range formats {
 		n := newNode(t, format)
 		n.answers(10, pod("a", "1", 8, nil), pod("held", "1", 9, unbound))
@@ -176,8 +176,8 @@ func requestOf(target string, format wire.Format) string {
 	return request.Of(r).Scope
 }
 
-// TestPositionsOffline: what is not the last state is not answered with it.
-func TestPositionsOffline(t *testing.T) {
+// TestOfflineAnswersOnlyTheLastState: what is not the last state is not answered with it.
+func TestOfflineAnswersOnlyTheLastState(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.answers(5, pod("a", "1", 5, nil))
 	n.ask(t.Context(), podsOfNode)
@@ -226,8 +226,8 @@ func TestTokensAreKnownByTheirSuccessOnly(t *testing.T) {
 	}
 }
 
-// TestNobodyTakesTheCacheOfTheNode with many different requests.
-func TestNobodyTakesTheCacheOfTheNode(t *testing.T) {
+// TestOtherClientsCannotEvictTheNodesCache with many different requests.
+func TestOtherClientsCannotEvictTheNodesCache(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.answers(1, pod("a", "1", 1, nil))
 	n.ask(t.Context(), podsOfNode)
@@ -247,8 +247,8 @@ func TestNobodyTakesTheCacheOfTheNode(t *testing.T) {
 	}
 }
 
-// TestASilentWatchGoesOn: the time that a client has for an event is not the time between events.
-func TestASilentWatchGoesOn(t *testing.T) {
+// TestIdleWatchIsNotEnded: the time that a client has for an event is not the time between events.
+func TestIdleWatchIsNotEnded(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.slowAfter = 50 * time.Millisecond
 	n.answers(1)

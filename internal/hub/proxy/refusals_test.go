@@ -20,9 +20,9 @@ func (n *node) refusing(code int) {
 	})
 }
 
-// TestWhatTheNodeIsRefusedStaysForAWhile: an API server that has just started may refuse what it will allow. A
+// TestNodesCacheSurvivesShortRefusals: an API server that has just started may refuse what it will allow. A
 // success ends the refusals. What others are refused is dropped at once.
-func TestWhatTheNodeIsRefusedStaysForAWhile(t *testing.T) {
+func TestNodesCacheSurvivesShortRefusals(t *testing.T) {
 	const list = "/api/v1/pods?fieldSelector=spec.nodeName%3Da"
 	for name, tc := range map[string]struct {
 		kept, refused string

@@ -146,9 +146,9 @@ func TestBodiesOfStrangersTakeNoMemory(t *testing.T) {
 	requests.Wait()
 }
 
-// TestABodyThatDoesNotEnd is not awaited for long, and one that has ended in time is answered when the
+// TestRequestBodyWithoutEndTimesOut is not awaited for long, and one that has ended in time is answered when the
 // cloud answers.
-func TestABodyThatDoesNotEnd(t *testing.T) {
+func TestRequestBodyWithoutEndTimesOut(t *testing.T) {
 	for _, http2 := range []bool{false, true} {
 		n := newNode(t, wire.JSON)
 		n.slowAfter = 200 * time.Millisecond

@@ -26,8 +26,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// TestWhatIsNotKeptIsRefused: never a success that is not kept.
-func TestWhatIsNotKeptIsRefused(t *testing.T) {
+// TestWriteThatCannotBeStoredIsRefused: never a success that is not kept.
+func TestWriteThatCannotBeStoredIsRefused(t *testing.T) {
 	e := newEdge(t, wire.JSON)
 	read := live[*corev1.Pod](e, ownPodPath)
 	pod, patch, event := e.body(read, gvks["pods"]), []byte(`{"status":{"phase":"Failed"}}`), e.body(anEvent("x", 1), gvks["events"])
@@ -107,9 +107,9 @@ func aPodWith(pod *corev1.Pod, uid types.UID, version string) *corev1.Pod {
 	return pod
 }
 
-// TestAStatusThatWentBack: a kubelet computes each patch from what it reads, which stays the same while
+// TestTransientStatusIsNotReplayed: a kubelet computes each patch from what it reads, which stays the same while
 // the cloud is away. What was only so in between is not in the cloud afterwards.
-func TestAStatusThatWentBack(t *testing.T) {
+func TestTransientStatusIsNotReplayed(t *testing.T) {
 	for _, format := range formats {
 		e := newEdge(t, format)
 		read := live[*corev1.Node](e, nodePath).DeepCopy()
@@ -139,9 +139,9 @@ func TestAStatusThatWentBack(t *testing.T) {
 	}
 }
 
-// TestAPodThatWasReadEarlier: the kubelet computes its patch from the answer to a GET, and the watch has
+// TestPatchFromAnEarlierReadIsReplayed: the kubelet computes its patch from the answer to a GET, and the watch has
 // brought a newer version since.
-func TestAPodThatWasReadEarlier(t *testing.T) {
+func TestPatchFromAnEarlierReadIsReplayed(t *testing.T) {
 	for _, format := range formats {
 		e := newEdge(t, format)
 		read := live[*corev1.Pod](e, ownPodPath).DeepCopy()
@@ -167,9 +167,9 @@ func TestAPodThatWasReadEarlier(t *testing.T) {
 	}
 }
 
-// TestReplayIsNotHeldUp: what the API server refuses is dropped, what it cannot take at the moment is sent
+// TestRefusedWritesDoNotBlockTheReplay: what the API server refuses is dropped, what it cannot take at the moment is sent
 // later, and the rest does not wait for either.
-func TestReplayIsNotHeldUp(t *testing.T) {
+func TestRefusedWritesDoNotBlockTheReplay(t *testing.T) {
 	e := newEdge(t, wire.JSON)
 	pod := live[*corev1.Pod](e, ownPodPath)
 	want := pod.DeepCopy()
@@ -220,8 +220,8 @@ func TestReplayIsNotHeldUp(t *testing.T) {
 	}
 }
 
-// TestWritesThatAreSentTwice: the hub was killed before it noted that they were sent.
-func TestWritesThatAreSentTwice(t *testing.T) {
+// TestRepeatedReplayIsHarmless: the hub was killed before it noted that they were sent.
+func TestRepeatedReplayIsHarmless(t *testing.T) {
 	e := newEdge(t, wire.JSON)
 	pod := live[*corev1.Pod](e, ownPodPath)
 	want := pod.DeepCopy()
@@ -261,9 +261,9 @@ func TestWritesThatAreSentTwice(t *testing.T) {
 	}
 }
 
-// TestTheLeaseNeverLies: a renewal that has expired is not sent, nor one that is older than that of the
+// TestReplaySendsOnlyCurrentLeaseRenewals: a renewal that has expired is not sent, nor one that is older than that of the
 // cloud, and none says more than the kubelet did.
-func TestTheLeaseNeverLies(t *testing.T) {
+func TestReplaySendsOnlyCurrentLeaseRenewals(t *testing.T) {
 	now := time.Now()
 	for name, test := range map[string]struct {
 		kept, live time.Time // zero: there is none in the cloud
@@ -303,8 +303,8 @@ func TestTheLeaseNeverLies(t *testing.T) {
 	}
 }
 
-// TestASilentKubelet: nothing is sent by which its node looks alive, until it is heard again.
-func TestASilentKubelet(t *testing.T) {
+// TestNodeOfASilentKubeletIsNotReportedAlive: nothing is sent by which its node looks alive, until it is heard again.
+func TestNodeOfASilentKubeletIsNotReportedAlive(t *testing.T) {
 	e := newEdge(t, wire.JSON)
 	read := live[*corev1.Node](e, nodePath)
 	e.do(http.MethodPatch, nodePath+"/status", strategic, difference(t, read, withStatus(read, aNode(corev1.ConditionTrue, 5)), ""))
@@ -319,9 +319,9 @@ func TestASilentKubelet(t *testing.T) {
 	}
 }
 
-// TestLeasesThatAreCreated: a kubelet that starts while the cloud is away creates its Lease, and goes on
+// TestLeaseCreatedOfflineIsReplayed: a kubelet that starts while the cloud is away creates its Lease, and goes on
 // with it.
-func TestLeasesThatAreCreated(t *testing.T) {
+func TestLeaseCreatedOfflineIsReplayed(t *testing.T) {
 	e := newEdge(t, wire.JSON)
 	w := e.do(http.MethodPost, path.Dir(leasePath), "application/json", e.body(aLease(time.Now(), ""), gvks["leases"]))
 	lease := answered[*coordinationv1.Lease](e, w, http.StatusCreated, gvks["leases"])

@@ -10,8 +10,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// TestWhatWaitsForASlowDiskIsCounted, whichever way it is answered, and is given back.
-func TestWhatWaitsForASlowDiskIsCounted(t *testing.T) {
+// TestAnswersWaitingForTheDiskAreCounted, whichever way it is answered, and is given back.
+func TestAnswersWaitingForTheDiskAreCounted(t *testing.T) {
 	hang := func(n *node, key string) (goOn func()) {
 		hangs := make(chan struct{})
 		n.queues.add(key, 0, func(*state) { <-hangs })

@@ -27,9 +27,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestASlowBodyIsNoEvidence that the cloud is away, nor is one that is damaged: its client is told, and the node
+// TestSlowRequestBodyDoesNotMeanOffline that the cloud is away, nor is one that is damaged: its client is told, and the node
 // goes on.
-func TestASlowBodyIsNoEvidence(t *testing.T) {
+func TestSlowRequestBodyDoesNotMeanOffline(t *testing.T) {
 	for _, http2 := range []bool{false, true} {
 		for path, want := range map[string]int{
 			"/api/v1/namespaces/x/configmaps": http.StatusRequestTimeout, "/api/v1/namespaces/x/pods/y/proxy/": 0,
@@ -122,8 +122,8 @@ func post(t *testing.T, hub *httptest.Server, path string) int {
 	return response.StatusCode
 }
 
-// TestADamagedBodyIsNoEvidence that the cloud is away.
-func TestADamagedBodyIsNoEvidence(t *testing.T) {
+// TestDamagedRequestBodyDoesNotMeanOffline that the cloud is away.
+func TestDamagedRequestBodyDoesNotMeanOffline(t *testing.T) {
 	n, up := newNodeWithUplink(t, needsBodies)
 	hub := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { n.answer(w, r, reader) }))
 	defer hub.Close()
@@ -143,8 +143,8 @@ func TestADamagedBodyIsNoEvidence(t *testing.T) {
 	}
 }
 
-// TestWhoIsRefusedHoldsNoPlace, although the body of the request goes on.
-func TestWhoIsRefusedHoldsNoPlace(t *testing.T) {
+// TestRejectedRequestReleasesItsSlot, although the body of the request goes on.
+func TestRejectedRequestReleasesItsSlot(t *testing.T) {
 	forger := identity.Caller{Name: "subject:somebody", Token: "forged"}
 	for _, http2 := range []bool{false, true} {
 		for _, request := range []string{
@@ -300,9 +300,9 @@ func frame(kind, flags byte, stream uint32, payload []byte) []byte {
 	return append(header, payload...)
 }
 
-// TestShortAnswersThatAreNotRead end too, although the server sends them when nobody waits any more: a client
+// TestUnreadShortAnswersEnd end too, although the server sends them when nobody waits any more: a client
 // that gives them no window leaves nothing in memory, whoever it is.
-func TestShortAnswersThatAreNotRead(t *testing.T) {
+func TestUnreadShortAnswersEnd(t *testing.T) {
 	const streams = 200
 	n := newNode(t, wire.JSON)
 	n.slowAfter = 100 * time.Millisecond

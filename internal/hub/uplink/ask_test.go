@@ -16,9 +16,9 @@ func anyCertificate() (*tls.Certificate, error) { return &tls.Certificate{}, nil
 
 func noCertificate() (*tls.Certificate, error) { return nil, errors.New("there is none") }
 
-// TestAServerThatIsNotReadyServes: a check of /readyz that fails is no evidence that the cloud is away
+// TestUnreadyServerStillCountsAsOnline: a check of /readyz that fails is no evidence that the cloud is away
 // while requests are answered, and writes are sent.
-func TestAServerThatIsNotReadyServes(t *testing.T) {
+func TestUnreadyServerStillCountsAsOnline(t *testing.T) {
 	c := newCloud(t)
 	u := newUplink(t, c)
 	await(t, u, Online)
@@ -47,9 +47,9 @@ func TestAServerThatIsNotReadyServes(t *testing.T) {
 	}
 }
 
-// TestAnswersOfAServerThatIsNotReady: whether it serves the node is evidence. A server that starts refuses
+// TestAnswersOfAnUnreadyServerSetTheState: whether it serves the node is evidence. A server that starts refuses
 // what it will allow, which neither begins nor ends an outage.
-func TestAnswersOfAServerThatIsNotReady(t *testing.T) {
+func TestAnswersOfAnUnreadyServerSetTheState(t *testing.T) {
 	type states struct{ fromOnline, fromOffline State }
 	serves, fails, undecided := states{Online, Online}, states{Offline, Offline}, states{Online, Offline}
 	for _, tc := range []struct {
@@ -139,8 +139,8 @@ func TestAServerThatIsReadyIsPreferred(t *testing.T) {
 	}
 }
 
-// TestAServerThatStartsIsAskedFromTimeToTime, however many requests it answers with 503.
-func TestAServerThatStartsIsAskedFromTimeToTime(t *testing.T) {
+// TestStartingServerIsProbedAtAnInterval, however many requests it answers with 503.
+func TestStartingServerIsProbedAtAnInterval(t *testing.T) {
 	c := newCloud(t)
 	c.unready.Store(true)
 	c.refusal.Store(http.StatusServiceUnavailable)

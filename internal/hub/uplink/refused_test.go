@@ -12,9 +12,9 @@ import (
 	"github.com/go-logr/logr/funcr"
 )
 
-// TestACertificateThatTheCloudRefuses is told from the first 401 on until an API server accepts it, with one
+// TestRefusedNodeCertificateIsReported is told from the first 401 on until an API server accepts it, with one
 // line in the log for each change.
-func TestACertificateThatTheCloudRefuses(t *testing.T) {
+func TestRefusedNodeCertificateIsReported(t *testing.T) {
 	c := newCloud(t)
 	now := &tls.Certificate{}
 	u := newStill(t, func() (*tls.Certificate, error) { return now, nil }, c)

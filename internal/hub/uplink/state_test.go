@@ -51,9 +51,9 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// TestWatchesOfAPoolComeBackOneByOne: scenario 69. Nothing that waits for the cloud asks at once, and
+// TestWatchesReconnectSpreadOverTime: scenario 69. Nothing that waits for the cloud asks at once, and
 // all have asked within the time that is configured.
-func TestWatchesOfAPoolComeBackOneByOne(t *testing.T) {
+func TestWatchesReconnectSpreadOverTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const hubs, watches, within = 20, 30, 10 * time.Second
 		var mu sync.Mutex

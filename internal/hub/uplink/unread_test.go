@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// TestWhatNobodyReadsIsBounded: of an answer whose reader does not read, little is received in advance, unless
+// TestUnreadAnswersTakeBoundedMemory: of an answer whose reader does not read, little is received in advance, unless
 // it is the node's.
-func TestWhatNobodyReadsIsBounded(t *testing.T) {
+func TestUnreadAnswersTakeBoundedMemory(t *testing.T) {
 	written := make(chan int)
 	c := &cloud{Server: httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		total, part := 0, make([]byte, 32<<10)

@@ -141,9 +141,9 @@ func await(t *testing.T, u *Uplink, want State) {
 	})
 }
 
-// TestACloudThatHangs is noticed by questions, and ends requests that wait for an answer. Requests
+// TestHangingCloudIsDetected is noticed by questions, and ends requests that wait for an answer. Requests
 // are refused at once until it answers again.
-func TestACloudThatHangs(t *testing.T) {
+func TestHangingCloudIsDetected(t *testing.T) {
 	c := newCloud(t)
 	u := newUplink(t, c)
 	if body, err := ask(t, u, "/"); err != nil || body != "HTTP/2.0" {
@@ -175,8 +175,8 @@ func TestACloudThatHangs(t *testing.T) {
 	}
 }
 
-// TestAnotherServerIsAsked if one does not answer, and is asked first from then on.
-func TestAnotherServerIsAsked(t *testing.T) {
+// TestUplinkFailsOverToAnotherServer if one does not answer, and is asked first from then on.
+func TestUplinkFailsOverToAnotherServer(t *testing.T) {
 	gone, there := newCloud(t), newCloud(t)
 	gone.Close()
 	u := newUplink(t, gone, there)
@@ -230,8 +230,8 @@ func TestAWriteIsSentToOneServer(t *testing.T) {
 	}
 }
 
-// TestAServerThatIsNotReadyIsLeft for one that is. Its errors alone are no evidence against the cloud.
-func TestAServerThatIsNotReadyIsLeft(t *testing.T) {
+// TestUplinkSwitchesToAReadyServer for one that is. Its errors alone are no evidence against the cloud.
+func TestUplinkSwitchesToAReadyServer(t *testing.T) {
 	broken, there := newCloud(t), newCloud(t)
 	broken.broken.Store(true)
 	u := newUplink(t, broken, there)
@@ -331,8 +331,8 @@ func TestNewCAsAreUsedAtOnce(t *testing.T) {
 	}
 }
 
-// TestACloudThatRefusesIsAskedFromTimeToTime, and not without a pause.
-func TestACloudThatRefusesIsAskedFromTimeToTime(t *testing.T) {
+// TestUnreachableCloudIsProbedAtAnInterval, and not without a pause.
+func TestUnreachableCloudIsProbedAtAnInterval(t *testing.T) {
 	gone := newCloud(t)
 	gone.Close()
 	u := newUplink(t, gone)

@@ -35,8 +35,8 @@ func arriving(t testing.TB, body []byte, n int) (items []Item, err error) {
 	}
 }
 
-// TestItemsOfListsThatArrive: they are those of the whole list, however it arrives.
-func TestItemsOfListsThatArrive(t *testing.T) {
+// TestItemsOfPartialReadsEqualTheWholeList: they are those of the whole list, however it arrives.
+func TestItemsOfPartialReadsEqualTheWholeList(t *testing.T) {
 	objects := lists()
 	for seed := range int64(5) {
 		for name, list := range random(t, seed) {
@@ -74,8 +74,8 @@ func TestItemsOfListsThatArrive(t *testing.T) {
 	})
 }
 
-// TestListsThatAreNotRead: what a decoder may read otherwise than Items does.
-func TestListsThatAreNotRead(t *testing.T) {
+// TestItemsRefusesListsWithTwoReadings: what a decoder may read otherwise than Items does.
+func TestItemsRefusesListsWithTwoReadings(t *testing.T) {
 	body := encode(t, "protobuf", pods(2, listMetaOf("", nil)))
 	e, _, err := openEnvelope(body)
 	if err != nil {

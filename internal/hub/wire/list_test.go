@@ -172,9 +172,9 @@ func TestListsChangeAsAnAPIServerWouldWriteThem(t *testing.T) {
 	}
 }
 
-// TestListsAreMadeFromNothing: a Header that does not come from DecodeList is written as an API
+// TestListsAreEncodedFromAPlainHeader: a Header that does not come from DecodeList is written as an API
 // server writes the list of a built-in kind.
-func TestListsAreMadeFromNothing(t *testing.T) {
+func TestListsAreEncodedFromAPlainHeader(t *testing.T) {
 	for _, want := range []*corev1.PodList{pods(0, listMetaOf("", nil)), pods(2, listMetaOf("", nil)), pods(2, listMetaOf("more", new(int64(7))))} {
 		for encoding, e := range encodings {
 			body := encode(t, encoding, want)
@@ -227,8 +227,8 @@ func TestEncodeChecksTheSize(t *testing.T) {
 	}
 }
 
-// TestWhatIsNoListIsReported as ErrNotAList, so that it is passed on as it is.
-func TestWhatIsNoListIsReported(t *testing.T) {
+// TestNonListsReturnErrNotAList as ErrNotAList, so that it is passed on as it is.
+func TestNonListsReturnErrNotAList(t *testing.T) {
 	object := map[string]any{"apiVersion": "a/v1", "kind": "AllowList", "metadata": map[string]any{"name": "n"}, "items": []any{map[string]any{"a": "b"}}}
 	values := map[string]any{"apiVersion": "a/v1", "kind": "MetricValueList", "metadata": map[string]any{}, "items": []any{map[string]any{"value": "3"}}}
 	numbers := map[string]any{"apiVersion": "a/v1", "kind": "NumberList", "metadata": map[string]any{}, "items": []any{int64(1)}}

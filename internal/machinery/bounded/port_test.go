@@ -109,9 +109,9 @@ func closes(t *testing.T, conn net.Conn) time.Duration {
 	return time.Since(start)
 }
 
-// TestHalfOpenConnectionsKeepNobodyOut: a hundred connections on which nothing is sent take
+// TestHalfOpenConnectionsLeaveRoomForOthers: a hundred connections on which nothing is sent take
 // 3/8 of the port, and only for as long as headers may take.
-func TestHalfOpenConnectionsKeepNobodyOut(t *testing.T) {
+func TestHalfOpenConnectionsLeaveRoomForOthers(t *testing.T) {
 	address, count := serve(t, nil)
 	var open []net.Conn
 	for range 100 {
@@ -157,9 +157,9 @@ func TestManyCallersLeaveRoomForOneMore(t *testing.T) {
 	}
 }
 
-// TestTheProcessReachesItself while others use up the port: its own checks decide whether it
+// TestOwnProbesPassWhenThePortIsFull while others use up the port: its own checks decide whether it
 // gets requests at all.
-func TestTheProcessReachesItself(t *testing.T) {
+func TestOwnProbesPassWhenThePortIsFull(t *testing.T) {
 	address, count := serve(t, func(p *Port) { p.Connections = 4 })
 	for from := byte(2); from < 9; from++ {
 		for range 4 {
@@ -377,8 +377,8 @@ func TestProbesTakeTurns(t *testing.T) {
 	})
 }
 
-// TestTheProtocolIsThatOfThePort also for a client that prefers another.
-func TestTheProtocolIsThatOfThePort(t *testing.T) {
+// TestPortEnforcesItsHTTPVersion also for a client that prefers another.
+func TestPortEnforcesItsHTTPVersion(t *testing.T) {
 	for name, tc := range map[string]struct {
 		streams int
 		want    string
@@ -484,9 +484,9 @@ func TestBytesOfBodiesAreBounded(t *testing.T) {
 	}
 }
 
-// TestHandshakesThatTakeTurnsVerifyAsBefore: what the configuration of the port verifies, or the
+// TestHandshakesInTurnVerifyCertificates: what the configuration of the port verifies, or the
 // one that it chooses for a client, is verified. Turns are given back however a handshake ends.
-func TestHandshakesThatTakeTurnsVerifyAsBefore(t *testing.T) {
+func TestHandshakesInTurnVerifyCertificates(t *testing.T) {
 	certified := httptest.NewTLSServer(nil)
 	certified.Close()
 	base := func() *tls.Config {

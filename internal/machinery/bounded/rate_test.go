@@ -53,8 +53,8 @@ func TestCallsAreDividedAmongCallers(t *testing.T) {
 	})
 }
 
-// TestRequestsMayCallSeldom, and what belongs to no request always.
-func TestRequestsMayCallSeldom(t *testing.T) {
+// TestCallsPerRequestAreRateLimited, and what belongs to no request always.
+func TestCallsPerRequestAreRateLimited(t *testing.T) {
 	turns := NewTurns(2)
 	turn, _ := turns.Wait(t.Context(), caller(1), false)
 	defer turn.End()

@@ -10,7 +10,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-func TestCallersAreTheirAddresses(t *testing.T) {
+func TestCallersAreIdentifiedByAddress(t *testing.T) {
 	for name, tc := range map[string]struct {
 		a, b string
 		same bool

@@ -112,9 +112,9 @@ func TestCallersGetTheSameTime(t *testing.T) {
 	})
 }
 
-// TestSizesShareThePlaces: neither small nor large requests keep the others from half of the
+// TestSmallAndLargeRequestsShareTheSlots: neither small nor large requests keep the others from half of the
 // places. Alone, small ones get all places, and large ones all but one.
-func TestSizesShareThePlaces(t *testing.T) {
+func TestSmallAndLargeRequestsShareTheSlots(t *testing.T) {
 	for name, tc := range map[string]struct{ smalls, larges, wantSmall, wantLarge int }{
 		"both":       {smalls: 100, larges: 100, wantSmall: 20, wantLarge: 20},
 		"small ones": {smalls: 100, wantSmall: 40},
@@ -314,9 +314,9 @@ func TestAReadyRequestIsSeenBeforeTheNextTurn(t *testing.T) {
 	}
 }
 
-// TestATurnThatHangsKeepsNobodyOut: it makes room for another one, and so do requests that wait
+// TestHangingTurnBlocksNoOtherRequest: it makes room for another one, and so do requests that wait
 // for something outside of their turn.
-func TestATurnThatHangsKeepsNobodyOut(t *testing.T) {
+func TestHangingTurnBlocksNoOtherRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		turns := NewTurns(2)
 		var hanging []*Turn
@@ -354,8 +354,8 @@ func TestATurnThatHangsKeepsNobodyOut(t *testing.T) {
 	})
 }
 
-// TestWhoDoesNotWaitAnyLongerTakesNoTurn: a request that has been given up is not waited for.
-func TestWhoDoesNotWaitAnyLongerTakesNoTurn(t *testing.T) {
+// TestCancelledRequestTakesNoTurn: a request that has been given up is not waited for.
+func TestCancelledRequestTakesNoTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		turns := NewTurns(2)
 		first, _ := turns.Wait(t.Context(), caller(1), true)

@@ -41,8 +41,8 @@ func TestOneNamespaceLeavesRoomForAnother(t *testing.T) {
 	}
 }
 
-// TestWhatIsTooLargeNamesTheWayOut: the two reasons differ, and name their numbers.
-func TestWhatIsTooLargeNamesTheWayOut(t *testing.T) {
+// TestTooLargeErrorNamesLimitAndRemedy: the two reasons differ, and name their numbers.
+func TestTooLargeErrorNamesLimitAndRemedy(t *testing.T) {
 	b := New(10<<10, 16<<10)
 	for name, tc := range map[string]struct {
 		size int64
@@ -133,10 +133,10 @@ func transform(b *Budget) cache.TransformFunc {
 	return Transform(b, func(c *corev1.ConfigMap) int64 { return SizeOf(c) }, func(*corev1.ConfigMap) *corev1.ConfigMap { return &corev1.ConfigMap{} })
 }
 
-// TestWhatIsLeftOutSaysSo: an object that does not fit keeps its metadata and says why it is
+// TestOmittedObjectCarriesTheReason: an object that does not fit keeps its metadata and says why it is
 // left out. It stays so if the cache passes it again, and is read again when it is sent
 // again and there is room.
-func TestWhatIsLeftOutSaysSo(t *testing.T) {
+func TestOmittedObjectCarriesTheReason(t *testing.T) {
 	b := New(1<<20, 64<<10)
 	pass := transform(b)
 	through := func(obj any) *corev1.ConfigMap {
@@ -208,8 +208,8 @@ func TestManyLabelsAreNotKept(t *testing.T) {
 	}
 }
 
-// TestSizeIsThatOfMemory compares SizeOf with what the garbage collector sees.
-func TestSizeIsThatOfMemory(t *testing.T) {
+// TestSizeOfMatchesHeapUse compares SizeOf with what the garbage collector sees.
+func TestSizeOfMatchesHeapUse(t *testing.T) {
 	labels := func() map[string]string {
 		m := map[string]string{}
 		for i := range 100 {

@@ -82,7 +82,7 @@ func TestTruncateCutsNoCharacter(t *testing.T) {
 	}
 }
 
-func TestPrintableReplacesWhatATerminalWouldObey(t *testing.T) {
+func TestPrintableReplacesControlCharacters(t *testing.T) {
 	for text, want := range map[string]string{
 		"plain text":                "plain text",
 		"äöü, 日本, …, \u00a0":        "äöü, 日本, …, \u00a0",

@@ -260,7 +260,7 @@ func TestEvictionsUnderWayHoldTokens(t *testing.T) {
 	}
 }
 
-func TestEvictionsUnderOneBudgetAreNotSideBySide(t *testing.T) {
+func TestEvictionsUnderOneBudgetAreSequential(t *testing.T) {
 	e, _ := newEvictor(nil)
 	if !e.SideBySide(t.Context(), pod.Namespace) {
 		t.Error("without a PodDisruptionBudget they wait for each other")

@@ -128,9 +128,9 @@ func TestMoreNamespacesThanTokens(t *testing.T) {
 	}
 }
 
-// TestAShareThatNobodyUsesIsGivenBack: a namespace that stops requesting keeps no tokens,
+// TestUnusedShareIsReturned: a namespace that stops requesting keeps no tokens,
 // and is forgotten.
-func TestAShareThatNobodyUsesIsGivenBack(t *testing.T) {
+func TestUnusedShareIsReturned(t *testing.T) {
 	p, clock := newPace(1, 10)
 	for i := range 1000 {
 		p.begin(fmt.Sprint("ns-", i))
@@ -149,9 +149,9 @@ func TestAShareThatNobodyUsesIsGivenBack(t *testing.T) {
 	}
 }
 
-// TestTokensThatNobodyWaitsForAreSpare: a namespace that was never refused takes them at
+// TestUnclaimedTokensGoToAnyNamespace: a namespace that was never refused takes them at
 // once.
-func TestTokensThatNobodyWaitsForAreSpare(t *testing.T) {
+func TestUnclaimedTokensGoToAnyNamespace(t *testing.T) {
 	p, clock := newPace(1, 10)
 	p.begin("waits")
 	clock.SetTime(clock.Now().Add(Retry))
@@ -249,10 +249,10 @@ func begins(p *Pace, namespace string) bool {
 	return ok
 }
 
-// TestWhoIsRefusedKnowsWhenToComeAgain: a namespace that needs four evictions when another one
+// TestRefusedNamespaceWaitsTwiceAsLongAtMost: a namespace that needs four evictions when another one
 // has used up the burst, and goes on requesting, has them after twice the time that it would
 // need alone with as few tokens, and no more.
-func TestWhoIsRefusedKnowsWhenToComeAgain(t *testing.T) {
+func TestRefusedNamespaceWaitsTwiceAsLongAtMost(t *testing.T) {
 	need := func(crowd int) (seconds float64) {
 		now := time.Unix(0, 0)
 		p := NewPace(1, 10)

@@ -36,9 +36,9 @@ func TestAThousandRequestsOfOneNamespaceDelayAnotherByOne(t *testing.T) {
 	}
 }
 
-// TestRequestsOfOneObjectAreOne: a request that waits is not added twice, and one that is
+// TestRequestsOfOneObjectAreMerged: a request that waits is not added twice, and one that is
 // under way is not handed out again before it is done.
-func TestRequestsOfOneObjectAreOne(t *testing.T) {
+func TestRequestsOfOneObjectAreMerged(t *testing.T) {
 	queue := ByNamespace("", workqueue.NewTypedItemExponentialFailureRateLimiter[ctrl.Request](1, 1))
 	defer queue.ShutDown()
 	for range 3 {

@@ -117,8 +117,8 @@ func TestSuspend(t *testing.T) {
 	}
 }
 
-// TestSuspendIsForTheJobAsItWasRead: its first pod may get its node meanwhile.
-func TestSuspendIsForTheJobAsItWasRead(t *testing.T) {
+// TestSuspendHasAResourceVersionPrecondition: its first pod may get its node meanwhile.
+func TestSuspendHasAResourceVersionPrecondition(t *testing.T) {
 	r, client := newRestarter(job())
 	seen := ""
 	client.PrependReactor("patch", "jobs", func(a clienttesting.Action) (bool, runtime.Object, error) {

@@ -60,8 +60,8 @@ func TestEachPodIsVisitedOnce(t *testing.T) {
 	}
 }
 
-// TestItEndsEarly: on an error, and when visit has seen enough.
-func TestItEndsEarly(t *testing.T) {
+// TestPagingEndsEarly: on an error, and when visit has seen enough.
+func TestPagingEndsEarly(t *testing.T) {
 	pages := 0
 	visit := func(more bool) func([]corev1.Pod) bool {
 		return func([]corev1.Pod) bool { pages++; return more }

@@ -88,8 +88,8 @@ func TestAFlappingObjectGetsFewEvents(t *testing.T) {
 	}
 }
 
-// TestFlappingInManyWaysHasALimitToo: reasons beside each other do not multiply.
-func TestFlappingInManyWaysHasALimitToo(t *testing.T) {
+// TestManyReasonsOfOneObjectAreLimited: reasons beside each other do not multiply.
+func TestManyReasonsOfOneObjectAreLimited(t *testing.T) {
 	d := newDesk()
 	for i := range 600 {
 		for reason := range 10 {
@@ -107,8 +107,8 @@ func TestFlappingInManyWaysHasALimitToo(t *testing.T) {
 	}
 }
 
-// TestAnotherReasonAndAnotherObjectPass: what flaps hides nothing else.
-func TestAnotherReasonAndAnotherObjectPass(t *testing.T) {
+// TestFlappingHidesNoOtherReasonOrObject: what flaps hides nothing else.
+func TestFlappingHidesNoOtherReasonOrObject(t *testing.T) {
 	d := newDesk()
 	for i := range 1000 {
 		d.emit(node("n", i), "Moved")
@@ -158,8 +158,8 @@ func TestANamespaceHasALimit(t *testing.T) {
 	}
 }
 
-// TestSuppressedEventsAreTold: the next event has their number, once.
-func TestSuppressedEventsAreTold(t *testing.T) {
+// TestNextEventCountsSuppressedOnes: the next event has their number, once.
+func TestNextEventCountsSuppressedOnes(t *testing.T) {
 	d := newDesk()
 	for i := range reasonBurst + 31 {
 		d.emit(node("n", i), "Moved")
@@ -209,9 +209,9 @@ func TestTheTextIsOneBoundedLine(t *testing.T) {
 	}
 }
 
-// TestEventsAreStillAboutTheirVersion: client-go makes a series of events about one
+// TestEventsKeepTheResourceVersion: client-go makes a series of events about one
 // version of an object, and drops the notes of all but the first.
-func TestEventsAreStillAboutTheirVersion(t *testing.T) {
+func TestEventsKeepTheResourceVersion(t *testing.T) {
 	d := newDesk()
 	d.Eventf(node("n", 7), pod("ns", "p"), corev1.EventTypeNormal, "Moved", "Move", "Moved")
 	want := written{

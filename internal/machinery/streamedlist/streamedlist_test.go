@@ -21,9 +21,9 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// TestTheCacheIsFilledWhateverTheStreamDoes runs a reflector of client-go against streamed
+// TestCacheIsFilledDespiteBrokenStreams runs a reflector of client-go against streamed
 // lists without their end, and expects the node of the plain list.
-func TestTheCacheIsFilledWhateverTheStreamDoes(t *testing.T) {
+func TestCacheIsFilledDespiteBrokenStreams(t *testing.T) {
 	for name, stream := range map[string]func(http.ResponseWriter, *http.Request){
 		"no headers": func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() },
 		"nothing": func(w http.ResponseWriter, r *http.Request) {
@@ -55,10 +55,10 @@ func TestTheCacheIsFilledWhateverTheStreamDoes(t *testing.T) {
 	}
 }
 
-// TestStreamsThatAreRightAreLeftAlone: a stream that sends something in time lasts, also if
+// TestHealthyStreamsAreNotEnded: a stream that sends something in time lasts, also if
 // its bookmark arrives in pieces, and may be silent after that. The same silence before the
 // bookmark ends it.
-func TestStreamsThatAreRightAreLeftAlone(t *testing.T) {
+func TestHealthyStreamsAreNotEnded(t *testing.T) {
 	const patience, almost = time.Minute, time.Minute - time.Second
 	bookmark := `{"type":"BOOKMARK","annotations":{"` + metav1.InitialEventsAnnotationKey + `":"true"}}`
 	for name, tc := range map[string]struct {

@@ -169,7 +169,7 @@ func TestARequestDoesNotWaitLongerThanTheDebounceHoweverManyFollow(t *testing.T)
 	})
 }
 
-func TestManyAddWhileTheControllerStarts(t *testing.T) {
+func TestConcurrentAddsDuringStartAreSafe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q, s := newQueue(t), &Source[string]{}
 		var wg sync.WaitGroup

@@ -17,9 +17,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestAnyReplicaKnowsAPodAgain: the API server sends the pod the second time to a
+// TestAnyReplicaRecognizesAnAdmittedPod: the API server sends the pod the second time to a
 // replica that did not get it the first time. That replica may or may not lead.
-func TestAnyReplicaKnowsAPodAgain(t *testing.T) {
+func TestAnyReplicaRecognizesAnAdmittedPod(t *testing.T) {
 	for name, leads := range map[string]bool{"one that leads": true, "one that finds no leader": false} {
 		t.Run(name, func(t *testing.T) {
 			objects := ground(build.Bound("p", "o"), toHz, args)
@@ -37,8 +37,8 @@ func TestAnyReplicaKnowsAPodAgain(t *testing.T) {
 	}
 }
 
-// TestWhatIsNoProof: copied or changed annotations are no valid proof.
-func TestWhatIsNoProof(t *testing.T) {
+// TestForgedAdmissionProofIsRejected: copied or changed annotations are no valid proof.
+func TestForgedAdmissionProofIsRejected(t *testing.T) {
 	objects := ground(build.Bound("p", ""), toHz)
 	for name, change := range map[string]func(w *Webhook, p *corev1.Pod){
 		"another group":             func(_ *Webhook, p *corev1.Pod) { p.Labels[gm.NodeGroupLabel] = "bj" },
@@ -66,8 +66,8 @@ func TestWhatIsNoProof(t *testing.T) {
 	}
 }
 
-// TestOthersTakeThePinAway: another webhook removes the node affinity of the group.
-func TestOthersTakeThePinAway(t *testing.T) {
+// TestPinRemovedByAnotherWebhookIsRestored: another webhook removes the node affinity of the group.
+func TestPinRemovedByAnotherWebhookIsRestored(t *testing.T) {
 	arch := corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "arch", Operator: corev1.NodeSelectorOpExists}}}
 	for name, change := range map[string]func(p *corev1.Pod){
 		"sets its own affinity": func(p *corev1.Pod) { p.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{}} },
@@ -91,8 +91,8 @@ func TestOthersTakeThePinAway(t *testing.T) {
 	}
 }
 
-// TestContainersOfOthersGetTheirImage: another webhook adds a sidecar after the first call.
-func TestContainersOfOthersGetTheirImage(t *testing.T) {
+// TestInjectedContainerGetsTheGroupsImage: another webhook adds a sidecar after the first call.
+func TestInjectedContainerGetsTheGroupsImage(t *testing.T) {
 	w, _ := newWebhook(t, ground(build.Bound("p", "o"), toHz, images)...)
 	pod := admit(t, w, webPod(), false)
 	pod.Spec.Containers = append(pod.Spec.Containers, corev1.Container{Name: "mesh", Image: "mesh:1"})
@@ -112,9 +112,9 @@ func TestContainersOfOthersGetTheirImage(t *testing.T) {
 	}
 }
 
-// TestImagesOfOthersStay: another webhook replaces a registry by a mirror. Rules about
+// TestImagesChangedByAnotherWebhookStay: another webhook replaces a registry by a mirror. Rules about
 // images are applied to its image; other rules leave it as it is.
-func TestImagesOfOthersStay(t *testing.T) {
+func TestImagesChangedByAnotherWebhookStay(t *testing.T) {
 	onlyArgs := build.OverridePolicy("o", build.Overrides("hz", gm.Overriders{ArgsOverrider: []gm.CommandArgsOverrider{
 		{ContainerName: "c", Operator: gm.OverriderOpAdd, Value: []string{"--hz"}},
 	}}))

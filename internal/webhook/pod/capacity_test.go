@@ -97,8 +97,8 @@ func demands(terms ...corev1.NodeSelectorTerm) build.Option {
 	})
 }
 
-// TestPodsThatAreNotDivided: these pods do not change at all.
-func TestPodsThatAreNotDivided(t *testing.T) {
+// TestUndividedPodsAreNotChanged: these pods do not change at all.
+func TestUndividedPodsAreNotChanged(t *testing.T) {
 	on := divides("true", "0")
 	tests := map[string]struct {
 		objects []build.Object
@@ -150,8 +150,8 @@ func TestPodsOfExcludedNamespacesAreNotDivided(t *testing.T) {
 	}
 }
 
-// TestWhereTheKeysAre: the keys may be set on the workload, its pod template or the namespace.
-func TestWhereTheKeysAre(t *testing.T) {
+// TestDivisionKeysOnWorkloadTemplateOrNamespace: the keys may be set on the workload, its pod template or the namespace.
+func TestDivisionKeysOnWorkloadTemplateOrNamespace(t *testing.T) {
 	label := func(o build.Object) {
 		build.Label(gm.CapacitySwitchKey, "true")(o)
 		build.Label(gm.CapacityCountKey, "0")(o)
@@ -215,10 +215,10 @@ func TestPodsWaitForALeader(t *testing.T) {
 	}
 }
 
-// TestOrdinalsThatFallBack: replicas differ in since when they have seen no node of a
+// TestLeaderDecidesTheFallbackOfOrdinals: replicas differ in since when they have seen no node of a
 // class. A replica that has just started would give the pod the class that the leader has
 // fallen back from, and the leader would delete the pod, again and again.
-func TestOrdinalsThatFallBack(t *testing.T) {
+func TestLeaderDecidesTheFallbackOfOrdinals(t *testing.T) {
 	set := build.StatefulSet("db", divides("true", "1"), build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback), build.Replicas(2))
 	w := newCapacityWebhook(t, set)
 	w.Assigner.(*assign.Assigner).Ledger.ObserveNode(seats.SlimNode(build.Node("on-demand", build.Label(classKey, "on-demand"))))
@@ -245,9 +245,9 @@ func (r replies) Assign(context.Context, assign.Request) (assign.Answer, error) 
 	return assign.Answer(r), nil
 }
 
-// TestWhyAPodGotItsClass: the reason on the pod is the one that the leader returns. If a
+// TestPodCarriesTheLeadersReasonForItsClass: the reason on the pod is the one that the leader returns. If a
 // leader of an older version returns none, the pod gets none.
-func TestWhyAPodGotItsClass(t *testing.T) {
+func TestPodCarriesTheLeadersReasonForItsClass(t *testing.T) {
 	set := build.StatefulSet("db", divides("true", "1"), build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback), build.Replicas(8))
 	w := newCapacityWebhook(t, set)
 	w.Assigner.(*assign.Assigner).Ledger.ObserveNode(seats.SlimNode(build.Node("on-demand", build.Label(classKey, "on-demand"))))
@@ -266,8 +266,8 @@ func TestWhyAPodGotItsClass(t *testing.T) {
 	expectReason("")
 }
 
-// TestOrdinalsOfACountThatIsNone: with an invalid count the leader decides by the last valid one.
-func TestOrdinalsOfACountThatIsNone(t *testing.T) {
+// TestInvalidCountUsesTheLeadersLastValidOne: with an invalid count the leader decides by the last valid one.
+func TestInvalidCountUsesTheLeadersLastValidOne(t *testing.T) {
 	set := build.StatefulSet("db", divides("true", "x"))
 	w := newCapacityWebhook(t, set)
 	w.Assigner = replies{Class: "spot"}
@@ -276,9 +276,9 @@ func TestOrdinalsOfACountThatIsNone(t *testing.T) {
 	}
 }
 
-// TestNobodyFallsBackFromWhatIsNotAsked: a workload whose pods are all on-demand does not fall
+// TestFullyOnDemandPodsNeverFallBack: a workload whose pods are all on-demand does not fall
 // back from spot.
-func TestNobodyFallsBackFromWhatIsNotAsked(t *testing.T) {
+func TestFullyOnDemandPodsNeverFallBack(t *testing.T) {
 	deployment := build.Deployment("web", divides("true", "1"), build.Annotation(gm.CapacityOnEmptyKey, gm.OnEmptyFallback), build.Replicas(1))
 	w := newCapacityWebhook(t, deployment, build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(1)))
 	ledger := w.Assigner.(*assign.Assigner).Ledger
@@ -309,10 +309,10 @@ func claimOn(t *testing.T, w *Webhook, node string) build.Option {
 	})
 }
 
-// TestTheNodeOfItsVolumeIsAwayForAMoment: a node that reboots may be deleted and created
+// TestPodWithAMissingVolumeNodeGetsNoClass: a node that reboots may be deleted and created
 // again with the same name. A pod that is created meanwhile is restricted to the node of
 // its volume only.
-func TestTheNodeOfItsVolumeIsAwayForAMoment(t *testing.T) {
+func TestPodWithAMissingVolumeNodeGetsNoClass(t *testing.T) {
 	set := build.StatefulSet("db", divides("true", "1"))
 	w := newCapacityWebhook(t, set)
 	got := admit(t, w, build.Pod("db-0", build.OwnedBy(set), claimOn(t, w, "spot-0")), false)
@@ -324,9 +324,9 @@ func TestTheNodeOfItsVolumeIsAwayForAMoment(t *testing.T) {
 	}
 }
 
-// TestTiedPodsAreShownAgain: a second call changes nothing. A pod of a ReplicaSet has the
+// TestReinvocationKeepsTheClassOfATiedPod: a second call changes nothing. A pod of a ReplicaSet has the
 // deletion cost of its class.
-func TestTiedPodsAreShownAgain(t *testing.T) {
+func TestReinvocationKeepsTheClassOfATiedPod(t *testing.T) {
 	w := newCapacityWebhook(t, build.Deployment("web", divides("true", "1")), replicaSet)
 	w.Assigner.(*assign.Assigner).Ledger.ObserveNode(seats.SlimNode(build.Node("spot-0", build.Label(classKey, "spot"), build.Label(corev1.LabelHostname, "spot-0"))))
 	got := admit(t, w, webPod(claimOn(t, w, "spot-0")), false)
@@ -338,8 +338,8 @@ func TestTiedPodsAreShownAgain(t *testing.T) {
 	}
 }
 
-// TestWhatIsReadOfClaims: a creation reads each claim of the pod, and its volume if it has one.
-func TestWhatIsReadOfClaims(t *testing.T) {
+// TestAdmissionReadsEachVolumeClaim: a creation reads each claim of the pod, and its volume if it has one.
+func TestAdmissionReadsEachVolumeClaim(t *testing.T) {
 	set := build.StatefulSet("db", divides("true", "1"))
 	w := newCapacityWebhook(t, set)
 	claim := claimOn(t, w, "spot-0")
@@ -361,10 +361,10 @@ func TestWhatIsReadOfClaims(t *testing.T) {
 	reads(1, claim)
 }
 
-// TestPodsThatAreTiedToAClass: a pod whose volume is on a node gets the class of that
+// TestPodGetsTheClassOfItsVolumesNode: a pod whose volume is on a node gets the class of that
 // node, whatever the count is. It waits at the gate while its volumes cannot be read, or
 // if it has too many.
-func TestPodsThatAreTiedToAClass(t *testing.T) {
+func TestPodGetsTheClassOfItsVolumesNode(t *testing.T) {
 	set := build.StatefulSet("db", divides("true", "1"))
 	w := newCapacityWebhook(t, set)
 	w.Assigner.(*assign.Assigner).Ledger.ObserveNode(seats.SlimNode(build.Node("spot-0", build.Label(classKey, "spot"), build.Label(corev1.LabelHostname, "spot-0"))))
@@ -434,9 +434,9 @@ func TestAPodGetsItsClassAndItsGroup(t *testing.T) {
 	}
 }
 
-// TestWhatUsersDemandIsAllThere: the webhook removes nothing from a pod's own affinity,
+// TestUserAffinityIsNeverReduced: the webhook removes nothing from a pod's own affinity,
 // whatever its form.
-func TestWhatUsersDemandIsAllThere(t *testing.T) {
+func TestUserAffinityIsNeverReduced(t *testing.T) {
 	w := newCapacityWebhook(t, build.Deployment("web", divides("true", "1000000")), build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")), build.Replicas(1000)))
 	for seed := range uint64(500) {
 		r := rand.New(rand.NewPCG(seed, 1))
@@ -482,9 +482,9 @@ func TestWhatUsersDemandIsAllThere(t *testing.T) {
 	}
 }
 
-// TestAPodStaysItsOwners: a label by which its owner finds the pod never changes, also if
+// TestLabelsOfTheOwnersSelectorNeverChange: a label by which its owner finds the pod never changes, also if
 // it is a label that only atoll-manager may write.
-func TestAPodStaysItsOwners(t *testing.T) {
+func TestLabelsOfTheOwnersSelectorNeverChange(t *testing.T) {
 	ours := []string{gm.NodeGroupLabel, gm.CapacityClassLabel, gm.RequiredPropagationPolicyLabel}
 	for name, deployment := range map[string]build.Option{"divided": divides("true", "0"), "bound": build.Bound("p", ""), "neither": func(build.Object) {}} {
 		t.Run(name, func(t *testing.T) {

@@ -76,9 +76,9 @@ func (r *recorder) Assign(_ context.Context, ask assign.Request) (assign.Answer,
 	return assign.Answer{Group: "hz"}, nil
 }
 
-// TestTheLeaderIsToldOfOverrides: only the leader knows whether the API server refuses a pod
+// TestSeatRequestSaysWhetherAPodIsOverridden: only the leader knows whether the API server refuses a pod
 // with the overrides, and it may refuse one for its image alone.
-func TestTheLeaderIsToldOfOverrides(t *testing.T) {
+func TestSeatRequestSaysWhetherAPodIsOverridden(t *testing.T) {
 	for name, tc := range map[string]struct {
 		bound    build.Option
 		policies []build.Object
@@ -498,9 +498,9 @@ func TestAPodWhoseLeaderHangsWaitsAtTheGate(t *testing.T) {
 	}
 }
 
-// TestPodsCostWhatTheirSeatDoesFromTheirCreation, so that a ReplicaSet that is scaled in
+// TestPodsGetTheirDeletionCostAtCreation, so that a ReplicaSet that is scaled in
 // a moment later deletes the pods that are surplus according to the policy.
-func TestPodsCostWhatTheirSeatDoesFromTheirCreation(t *testing.T) {
+func TestPodsGetTheirDeletionCostAtCreation(t *testing.T) {
 	w := newPinnedWebhook(t, build.Deployment("web", build.Bound("p", "")), replicaSet, build.PropagationPolicy("p", build.Weight(1, "hz")), build.Node("node-hz", build.InGroup("hz")))
 	costs := map[string]bool{}
 	for range 2 {

@@ -40,10 +40,10 @@ func TestForgedReviewsTakeFewSeatsForSeconds(t *testing.T) {
 	}
 }
 
-// TestForgedReviewsLearnNothingOfOwnersTheyCannotName: the answer to a review has the group
+// TestForgedReviewsRevealNoUnknownOwner: the answer to a review has the group
 // and the overrides of the pod's workload. To get them, a client must know the namespace of
 // the workload, and the UID of the pod's owner, which is random.
-func TestForgedReviewsLearnNothingOfOwnersTheyCannotName(t *testing.T) {
+func TestForgedReviewsRevealNoUnknownOwner(t *testing.T) {
 	secret := build.OverridePolicy("o", build.Args("hz", "c", "--secret"))
 	owned := func(change func(*corev1.Pod)) *corev1.Pod {
 		pod := webPod()

@@ -10,9 +10,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/gangs"
 )
 
-// TestPodsAreNotNamedBeforeAllIsKnown: a pod with the name of a PodGroup that is never
+// TestNoPodGroupNameBeforeTheRulesAreRead: a pod with the name of a PodGroup that is never
 // created would wait forever.
-func TestPodsAreNotNamedBeforeAllIsKnown(t *testing.T) {
+func TestNoPodGroupNameBeforeTheRulesAreRead(t *testing.T) {
 	pod := &corev1.Pod{Spec: corev1.PodSpec{SchedulerName: "volcano"}}
 	for name, w := range map[string]*Webhook{
 		"PodGroups are off":      {},
@@ -27,8 +27,8 @@ func TestPodsAreNotNamedBeforeAllIsKnown(t *testing.T) {
 	}
 }
 
-// TestAPodThatIsAtTheBoundIsNotNamed: the API server would refuse it because of the size of its annotations.
-func TestAPodThatIsAtTheBoundIsNotNamed(t *testing.T) {
+// TestPodWithFullAnnotationsGetsNoPodGroupName: the API server would refuse it because of the size of its annotations.
+func TestPodWithFullAnnotationsGetsNoPodGroupName(t *testing.T) {
 	full := func(n int) map[string]string { return map[string]string{"k": strings.Repeat("x", n)} }
 	const limit = 256 << 10
 	if !fits(full(limit-1-4), "ab", "cd") || fits(full(limit-1-3), "ab", "cd") || !fits(nil, "ab", "cd") {

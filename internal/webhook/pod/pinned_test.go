@@ -105,9 +105,9 @@ func TestWithoutExtender(t *testing.T) {
 	}
 }
 
-// TestAdmissionReadsNothing from the API server but the volume claims of a pod, at most
+// TestAdmissionReadsOnlyVolumeClaims from the API server but the volume claims of a pod, at most
 // maxClaims, and writes nothing.
-func TestAdmissionReadsNothing(t *testing.T) {
+func TestAdmissionReadsOnlyVolumeClaims(t *testing.T) {
 	claims := func(n int) build.Option {
 		return build.With(func(p *corev1.Pod) {
 			for i := range n {

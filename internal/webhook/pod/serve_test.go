@@ -99,8 +99,8 @@ var requiresDisk = build.With(func(p *corev1.Pod) {
 	}}}
 })
 
-// TestWhateverBecomesOfUsThePodIsAllowed: the webhook allows the pod after a panic, and logs it.
-func TestWhateverBecomesOfUsThePodIsAllowed(t *testing.T) {
+// TestPodIsAllowedAfterAWebhookPanic: the webhook allows the pod after a panic, and logs it.
+func TestPodIsAllowedAfterAWebhookPanic(t *testing.T) {
 	w, _ := newWebhook(t, ground(build.Bound("p", ""), toHz)...)
 	w.Policies = nil
 	raw, err := json.Marshal(webPod())

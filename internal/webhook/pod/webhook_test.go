@@ -186,9 +186,9 @@ func TestDefault(t *testing.T) {
 	}
 }
 
-// TestPodsTellThatTheirMissingPolicyIsIgnored: the hub of a node reads it from the pod, and would
+// TestPodCarriesTheIgnoreMissingAnnotation: the hub of a node reads it from the pod, and would
 // hold the pod otherwise.
-func TestPodsTellThatTheirMissingPolicyIsIgnored(t *testing.T) {
+func TestPodCarriesTheIgnoreMissingAnnotation(t *testing.T) {
 	ignore := build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore)
 	replicaSet := build.ReplicaSet("rs", build.OwnedBy(build.Deployment("web")))
 	for name, tc := range map[string]struct {
@@ -351,7 +351,7 @@ func TestAPodWhoseOwnerCannotBeReadWaitsAtTheGate(t *testing.T) {
 	}
 }
 
-func TestWhatOnlyWeMayWriteIsDroppedWhateverHappens(t *testing.T) {
+func TestForgedReservedMetadataIsAlwaysDropped(t *testing.T) {
 	forged := build.Pod("", build.Label(gm.NodeGroupLabel, "hz"), build.Label("app", "web"),
 		build.Annotation(gm.OriginalImagesAnnotation, "{}"), build.Annotation(gm.RestartingAnnotation, "{}"),
 		build.Annotation(gm.NudgeAnnotation, "x"), build.Annotation(gm.DeletionCostAnnotation, "1"),
@@ -401,9 +401,9 @@ func TestAPodIsAdmittedUnchangedWhenItsOwnersCannotBeFound(t *testing.T) {
 	})
 }
 
-// TestAReplicaThatHasListedNothingYet reads the owners of pods: the Service sends it reviews
+// TestReplicaWithoutListsReadsOwnersLive reads the owners of pods: the Service sends it reviews
 // for a moment after a restart of its container.
-func TestAReplicaThatHasListedNothingYet(t *testing.T) {
+func TestReplicaWithoutListsReadsOwnersLive(t *testing.T) {
 	managed, plain := build.ReplicaSet("managed", build.Requires("p", "")), build.ReplicaSet("plain")
 	w, _ := newWebhook(t)
 	api := build.NewAPI(t, managed, plain)
@@ -465,8 +465,8 @@ func TestADryRunGetsTheSameAnswerAndLeavesNothingBehind(t *testing.T) {
 // admitted is the annotation that the webhook sets on pods whose workload requires a policy.
 var admitted = build.Annotation(gm.AdmittedAnnotation, "true")
 
-// TestPodsThatPassedAreMarked: pods without the annotation have bypassed the webhook.
-func TestPodsThatPassedAreMarked(t *testing.T) {
+// TestAdmittedPodsAreMarked: pods without the annotation have bypassed the webhook.
+func TestAdmittedPodsAreMarked(t *testing.T) {
 	ignore := build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore)
 	replicaSet := build.ReplicaSet("rs", build.OwnedBy(build.Deployment("web")))
 	for name, tc := range map[string]struct {

@@ -11,8 +11,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestAPolicyThatWouldNotBeUsedIsRefused names the field and the way out.
-func TestAPolicyThatWouldNotBeUsedIsRefused(t *testing.T) {
+// TestTooLargePolicyIsRefused names the field and the way out.
+func TestTooLargePolicyIsRefused(t *testing.T) {
 	full := Options{Fits: func(client.Object) error { return errors.New("it takes too much: make it shorter") }}
 	for name, validate := range map[string]func(o Options) (admission.Warnings, error){
 		"PropagationPolicy": func(o Options) (admission.Warnings, error) {

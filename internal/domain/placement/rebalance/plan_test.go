@@ -449,9 +449,9 @@ func TestPlansAreSound(t *testing.T) {
 	})
 }
 
-// TestAppliedAgainAndAgainPlansEndAtTheDivision evicts some pods of each plan,
+// TestRepeatedPlansReachTheDivision evicts some pods of each plan,
 // in its order, and puts each successor into the group whose turn it is.
-func TestAppliedAgainAndAgainPlansEndAtTheDivision(t *testing.T) {
+func TestRepeatedPlansReachTheDivision(t *testing.T) {
 	groups := []string{"a", "b", "c"}
 	rapid.Check(t, func(t *rapid.T) {
 		var weights []build.Option
@@ -513,8 +513,8 @@ func TestAppliedAgainAndAgainPlansEndAtTheDivision(t *testing.T) {
 	})
 }
 
-// TestRoomIsForOnePod: hz lacks three pods and has room for one.
-func TestRoomIsForOnePod(t *testing.T) {
+// TestPlanEvictsNoMoreThanRoomAllows: hz lacks three pods and has room for one.
+func TestPlanEvictsNoMoreThanRoomAllows(t *testing.T) {
 	left := 1
 	w := seen(pods(cohort("r", times(5, "bj")...)), func(w *Workload) {
 		w.CanTake = func(string, *Pod) (bool, Obstacle) {

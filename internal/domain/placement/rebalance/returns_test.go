@@ -65,9 +65,9 @@ func TestReturns(t *testing.T) {
 	}
 }
 
-// TestReturnsEndWithTheObservation: what was seen of one division is no evidence about
+// TestReturnCountResetsWithTheDivision: what was seen of one division is no evidence about
 // another.
-func TestReturnsEndWithTheObservation(t *testing.T) {
+func TestReturnCountResetsWithTheDivision(t *testing.T) {
 	tests := map[string]struct {
 		then Workload
 		zero bool
