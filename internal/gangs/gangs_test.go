@@ -86,7 +86,8 @@ func TestPodChangesThatMatterToPodGroups(t *testing.T) {
 	}
 }
 
-// TestClampedRuleLevelsAreCounted by a metric.
+// TestClampedRuleLevelsAreCounted: a metric counts how often a rule chooses a level beyond an end
+// of the owner chain.
 func TestClampedRuleLevelsAreCounted(t *testing.T) {
 	clamped := func() float64 {
 		t.Helper()

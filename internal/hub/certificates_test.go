@@ -150,7 +150,8 @@ func TestTokensFile(t *testing.T) {
 	}
 }
 
-// TestTokensFileDropsRefusedTokens are written, and those that were refused are not known after a restart.
+// TestTokensFileDropsRefusedTokens: new tokens are written to the file, and refused tokens are not known after
+// a restart.
 func TestTokensFileDropsRefusedTokens(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.json")
 	tokens, save := readTokens(path, logr.Discard())

@@ -185,8 +185,8 @@ func TestObserverConnectionsAreBounded(t *testing.T) {
 	}
 }
 
-// TestUnreadConnectionIsClosed is closed, also if its client has asked for any amount: what it has asked for
-// would wait for ever.
+// TestUnreadConnectionIsClosed: a connection is closed if its client does not read, even if the client's HTTP/2
+// windows allow any amount. Otherwise the requested data would wait for ever.
 func TestUnreadConnectionIsClosed(t *testing.T) {
 	if within := (trial{}).http2().WriteByteTimeout; within != proxy.TakeWithin {
 		t.Errorf("a hub that nobody tests waits %v", within)

@@ -210,7 +210,7 @@ func TestAnswersAreStoredWhenTheHubEnds(t *testing.T) {
 	}
 }
 
-// TestMisbehavingClientsDoNotBlockOthers do not keep others from being answered.
+// TestMisbehavingClientsDoNotBlockOthers: clients that misbehave do not prevent answers to others.
 func TestMisbehavingClientsDoNotBlockOthers(t *testing.T) {
 	r := runHub(t, t.TempDir(), newCloud(t))
 	if code, _, err := r.ask(configMapsPath); err != nil || code != http.StatusOK {

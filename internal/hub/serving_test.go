@@ -143,7 +143,8 @@ func TestTheServingCertificateIsRenewed(t *testing.T) {
 	}
 }
 
-// TestWrongClockCreatesNoNewCA after a loss of power makes no new CA: clients trust the one that is there.
+// TestWrongClockCreatesNoNewCA: if the clock is wrong after a loss of power, no new CA is created, because
+// clients trust the existing one.
 func TestWrongClockCreatesNoNewCA(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "serving")
 	if _, err := newServing(dir, "127.0.0.1:10261", time.Now, logr.Discard()); err != nil {
@@ -209,8 +210,9 @@ func TestServingCASurvivesClockJumps(t *testing.T) {
 	}
 }
 
-// TestFutureCertificatesAreReissuedWithTheSameKey, which an earlier version has made, are made anew, with the same
-// key of the CA: clients that have read its certificate when it was right go on.
+// TestFutureCertificatesAreReissuedWithTheSameKey: certificates that an earlier version issued while the clock
+// was ahead are issued again, with the same CA key. Clients that read a valid CA certificate before can still
+// connect.
 func TestFutureCertificatesAreReissuedWithTheSameKey(t *testing.T) {
 	for name, made := range map[string]struct{ ca, leaf time.Duration }{
 		"the certificate": {-time.Hour, 4000 * time.Hour}, "the CA too": {4000 * time.Hour, 4000 * time.Hour}, "none": {-time.Hour, -time.Hour},

@@ -90,7 +90,8 @@ func contains(t *testing.T, dir, text string) bool {
 	return found
 }
 
-// TestCacheOnDiskIsEncrypted with the content of a file, and is there after a restart.
+// TestCacheOnDiskIsEncrypted: the cache on disk is encrypted with the content of a file, and is there after a
+// restart.
 func TestCacheOnDiskIsEncrypted(t *testing.T) {
 	s := newStorage(t)
 	s.key(strings.Repeat("k", 32))

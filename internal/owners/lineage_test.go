@@ -192,8 +192,9 @@ func TestAnOwnerIsReadOnce(t *testing.T) {
 	}
 }
 
-// TestForbiddenOwnerEndsTheChain ends the chain at the owner below. A direct owner is in the chain with
-// the fields of its reference. Once RBAC allows it, the owner is read.
+// TestForbiddenOwnerEndsTheChain: an owner that may not be read ends the chain at the owner below.
+// A direct owner is in the chain with the fields of its reference. Once RBAC allows it, the owner
+// is read.
 func TestForbiddenOwnerEndsTheChain(t *testing.T) {
 	r := newLineage(t, nil, of(flows, "flow", ref(fleets, "fleet")), of(fleets, "fleet", nil))
 	forbidden := map[string]bool{"fleets": true, "flows": true}
@@ -242,8 +243,8 @@ func TestForbiddenOwnerEndsTheChain(t *testing.T) {
 	check([]string{"Pod pod", "Flow flow", "Fleet fleet"}, "", "")
 }
 
-// TestKindInANewVersionIsRediscovered is discovered again, and its objects are not taken for
-// deleted.
+// TestKindInANewVersionIsRediscovered: a kind that moves to another version is discovered again,
+// and its objects are not treated as deleted.
 func TestKindInANewVersionIsRediscovered(t *testing.T) {
 	r := newLineage(t, nil, of(flows, "flow", nil))
 	chain, end, err := r.Chain(t.Context(), podOf(ref(flows, "flow")))
@@ -268,7 +269,8 @@ func TestKindInANewVersionIsRediscovered(t *testing.T) {
 	}
 }
 
-// TestOwnerInAnotherNamespaceIsIgnored is not an owner of the pod.
+// TestOwnerInAnotherNamespaceIsIgnored: an object of another namespace in the cache is not an
+// owner of the pod.
 func TestOwnerInAnotherNamespaceIsIgnored(t *testing.T) {
 	abroad := build.Job("job", func(o build.Object) { o.SetNamespace("elsewhere") })
 	r := newLineage(t, []build.Object{abroad})

@@ -296,7 +296,8 @@ func TestStartedCheckerRarelyConnects(t *testing.T) {
 	}
 }
 
-// TestWebhookWeightCountsAgainstTheLimit for their requests.
+// TestWebhookWeightCountsAgainstTheLimit: requests count against the limit with the weights of
+// their webhook.
 func TestWebhookWeightCountsAgainstTheLimit(t *testing.T) {
 	s := NewServer("127.0.0.1:0", certificate(t), logr.Discard())
 	s.Register("/hook", heavyHook{})

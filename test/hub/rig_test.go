@@ -34,7 +34,7 @@ import (
 const (
 	nodeName  = "edge"
 	namespace = "default"
-	patience  = time.Minute
+	patience  = 4 * time.Minute // bounds each wait, also on a slow and busy machine
 )
 
 // rig is a cluster, a hub of one node, and the link between them.

@@ -152,7 +152,8 @@ func TestALegIsCutDelayedOrLossy(t *testing.T) {
 	})
 }
 
-// TestDelayedPacketsKeepTheirOrder one that is late, when its leg is whole again.
+// TestDelayedPacketsKeepTheirOrder: when the delay of a leg is removed, no packet overtakes one
+// that was delayed before.
 func TestDelayedPacketsKeepTheirOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNetwork()
@@ -221,7 +222,8 @@ func TestUnpluggedNodeGetsNoPackets(t *testing.T) {
 	}
 }
 
-// TestInvalidLegSettingsAreRefused with what is wrong.
+// TestInvalidLegSettingsAreRefused: invalid settings of a leg are refused with an error that says
+// what is wrong.
 func TestInvalidLegSettingsAreRefused(t *testing.T) {
 	n := newNetwork()
 	for name, err := range map[string]error{

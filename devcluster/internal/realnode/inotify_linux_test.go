@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestInotifyInstanceLimitIsRaised, once, and never lowered.
+// TestInotifyInstanceLimitIsRaised: fs.inotify.max_user_instances is raised once, and never
+// lowered.
 func TestInotifyInstanceLimitIsRaised(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "max_user_instances")
 	for _, tc := range []struct{ had, want, told string }{

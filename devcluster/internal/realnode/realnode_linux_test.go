@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// TestSeccompIsRemovedFromContainerConfig, and nothing else of the configuration of a container.
+// TestSeccompIsRemovedFromContainerConfig: only the seccomp profile is removed from the
+// configuration of a container.
 func TestSeccompIsRemovedFromContainerConfig(t *testing.T) {
 	for name, tc := range map[string]struct{ config, want string }{
 		"with a profile": {
@@ -68,7 +69,8 @@ func TestInvalidContainerConfigIsAnError(t *testing.T) {
 	}
 }
 
-// TestCgroupsInheritTheirCPUs in version 1, at each level. In version 2 the kernel does that.
+// TestCgroupsInheritTheirCPUs: in version 1, cgroups inherit their CPUs at each level. In version
+// 2 the kernel does that.
 func TestCgroupsInheritTheirCPUs(t *testing.T) {
 	for name, version2 := range map[string]bool{"version 1": false, "version 2": true} {
 		t.Run(name, func(t *testing.T) {

@@ -257,7 +257,8 @@ func TestInvalidCountKeepsTheLastValidOne(t *testing.T) {
 	}
 }
 
-// TestPodsThatBypassTheWebhookAreNotMoved are not moved: their successors would not be divided either.
+// TestPodsThatBypassTheWebhookAreNotMoved: pods that bypass the webhook are not moved, because
+// their successors would not be divided either.
 func TestPodsThatBypassTheWebhookAreNotMoved(t *testing.T) {
 	s := newSite(t, web("0", "on-demand", "on-demand", "spot")...)
 	if _, err := s.pass(); err != nil || len(s.Evicted) != 1 {
@@ -278,7 +279,8 @@ func TestPodsThatBypassTheWebhookAreNotMoved(t *testing.T) {
 	}
 }
 
-// TestSuccessorOfTheSameClassEndsTheMoves ends the moves: another successor would have the same class.
+// TestSuccessorOfTheSameClassEndsTheMoves: a successor of the same class as the evicted pod ends
+// the moves, because another successor would have the same class.
 func TestSuccessorOfTheSameClassEndsTheMoves(t *testing.T) {
 	s := newSite(t, web("0", "on-demand", "on-demand", "spot")...)
 	if _, err := s.pass(); err != nil || len(s.Evicted) != 1 {
@@ -388,9 +390,9 @@ func TestAStatefulSetsPodStaysWithItsVolume(t *testing.T) {
 	}
 }
 
-// TestPodThatCannotReachItsVolumeIsEvicted is evicted: when it was created the node of the volume
-// was away, or had no class. Its successor is restricted to the class of the node, and
-// stays, whatever its ordinal is.
+// TestPodThatCannotReachItsVolumeIsEvicted: a pod that cannot reach its volume is evicted. When it
+// was created, the node of the volume was missing or had no class. Its successor is restricted to
+// the class of the node, and stays, whatever its ordinal is.
 func TestPodThatCannotReachItsVolumeIsEvicted(t *testing.T) {
 	set := build.StatefulSet("db", asks("1"), build.Replicas(1))
 	claims := build.With(func(p *corev1.Pod) {
@@ -423,8 +425,9 @@ func TestPodThatCannotReachItsVolumeIsEvicted(t *testing.T) {
 	look(0)
 }
 
-// TestPodsWithoutClassLabelCountByTheirNode count in the class of their node. Their node affinity counts
-// as their owner's: other pods are moved instead, and the condition shows if there are none.
+// TestPodsWithoutClassLabelCountByTheirNode: pods whose class label was removed count in the class
+// of their node. Their node affinity is treated as their owner's: other pods are moved instead,
+// and the condition shows if there are none.
 func TestPodsWithoutClassLabelCountByTheirNode(t *testing.T) {
 	objects := web("1", "on-demand", "on-demand", "spot")
 	classes, err := capacity.Presets()[capacity.DefaultPreset].Ready()
@@ -588,7 +591,8 @@ func TestPodsFallBack(t *testing.T) {
 	}
 }
 
-// TestUndividedWorkloadEvictsItsPendingPods once their workload is not divided any more.
+// TestUndividedWorkloadEvictsItsPendingPods: once a workload is not divided any more, its pending
+// pods that are restricted to a class are evicted: their successors may use any node.
 func TestUndividedWorkloadEvictsItsPendingPods(t *testing.T) {
 	objects := web("1", "on-demand", "spot")
 	waits := objects[3].(*corev1.Pod)
@@ -766,8 +770,8 @@ func TestRequeueCoversProblemsNotInTheCondition(t *testing.T) {
 	})
 }
 
-// TestOrdinalOfTheSameClassEndsTheMoves ends the moves: another successor would have the same
-// class.
+// TestOrdinalOfTheSameClassEndsTheMoves: an ordinal that is created again with the same class ends
+// the moves, because another successor would have the same class.
 func TestOrdinalOfTheSameClassEndsTheMoves(t *testing.T) {
 	set := build.StatefulSet("db", asks("0"), build.Replicas(2))
 	s := newSite(t, set, running("db-0", set, "on-demand"), running("db-1", set, "spot"))
@@ -821,7 +825,8 @@ func TestNamesOfSplits(t *testing.T) {
 	}
 }
 
-// TestStartEnqueuesDividedWorkloads at the start: the workloads that are divided.
+// TestStartEnqueuesDividedWorkloads: only the workloads that are divided are enqueued at the
+// start.
 func TestStartEnqueuesDividedWorkloads(t *testing.T) {
 	s := newSite(t, web("1", "on-demand", "spot")...)
 	s.World.Add(t, build.Deployment("other"))

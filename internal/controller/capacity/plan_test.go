@@ -188,7 +188,8 @@ func TestMessageNamesTheClassPodsWaitFor(t *testing.T) {
 	}
 }
 
-// TestRolloutCountsAsPausedAfterStillTime once all pods are Ready and older than stillTime.
+// TestRolloutCountsAsPausedAfterStillTime: a rollout counts as paused once all pods are Ready and
+// at least stillTime old.
 func TestRolloutCountsAsPausedAfterStillTime(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
 	for age, want := range map[time.Duration]bool{29 * time.Second: false, 30 * time.Second: true, time.Hour: true} {

@@ -719,7 +719,8 @@ func (s *site) strips(takeAway func(*unstructured.Unstructured), counts bool) {
 	})
 }
 
-// TestWritesRevertedByAdmissionBackOff, as if another client removed it later.
+// TestWritesRevertedByAdmissionBackOff: a write that admission reverts is repeated with backoff,
+// like one that another client reverts later.
 func TestWritesRevertedByAdmissionBackOff(t *testing.T) {
 	for name, takeAway := range map[string]func(*unstructured.Unstructured){
 		"the label":      func(u *unstructured.Unstructured) { u.SetLabels(nil) },
@@ -865,8 +866,8 @@ func TestUnsettledRulesMoveNoPod(t *testing.T) {
 	}
 }
 
-// TestPodKeepsAPodGroupNamedByItsUser, even if rules move pods without a node and the name
-// has the prefix of generated ones.
+// TestPodKeepsAPodGroupNamedByItsUser: a pod keeps the PodGroup that its user named, even if rules
+// move pods without a node and the name has the prefix of generated names.
 func TestPodKeepsAPodGroupNamedByItsUser(t *testing.T) {
 	set := build.ReplicaSet("web-1")
 	pod := memberOf("a", set, "x")
@@ -964,7 +965,8 @@ func TestUnreadableRulesAreReported(t *testing.T) {
 	}
 }
 
-// TestFailedSaveOfRulesIsNotRetriedAtOnce, and an event is recorded.
+// TestFailedSaveOfRulesIsNotRetriedAtOnce: if the rules cannot be saved, the save is not retried
+// at once, and an event is recorded.
 func TestFailedSaveOfRulesIsNotRetriedAtOnce(t *testing.T) {
 	r, client, _ := rulesOf(t, "noMatch: Root")
 	client.PrependReactor("patch", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -979,7 +981,8 @@ func TestFailedSaveOfRulesIsNotRetriedAtOnce(t *testing.T) {
 	}
 }
 
-// TestForbiddenKindIsReportedUntilAllowed, even if there is no pod for a long time.
+// TestForbiddenKindIsReportedUntilAllowed: a kind that atoll-manager may not read is reported
+// until it is allowed, even if there is no pod for a long time.
 func TestForbiddenKindIsReportedUntilAllowed(t *testing.T) {
 	r, client, _ := rulesOf(t, "noMatch: Root")
 	r.unread = map[schema.GroupKind]write[unread]{
@@ -998,8 +1001,8 @@ func TestForbiddenKindIsReportedUntilAllowed(t *testing.T) {
 	}
 }
 
-// TestHangingAPIGroupHidesNoRuleProblems do not hide problems of other rules, and keep their last
-// result.
+// TestHangingAPIGroupHidesNoRuleProblems: rules for an API group that does not answer keep their
+// last result, and do not hide problems of other rules.
 func TestHangingAPIGroupHidesNoRuleProblems(t *testing.T) {
 	r, client, _ := rulesOf(t, "podgroupLevel: [{apiversion: hangs.example.com/v1, kind: a}, {apiversion: other.example.com/v1, kind: b}, {apiversion: v1, kind: replicationcontroller}]")
 	client.Resources = []*metav1.APIResourceList{{GroupVersion: "v1", APIResources: []metav1.APIResource{{Name: "replicationcontrollers", Kind: "ReplicationController"}}}}
@@ -1267,7 +1270,8 @@ func TestRecreationOfADeletedPodGroupBacksOff(t *testing.T) {
 	}
 }
 
-// TestRewriteRecordsExpire once it has expired. Only a hash of the content is kept.
+// TestRewriteRecordsExpire: the record of a write is deleted once it has expired. It contains only
+// a hash of the content.
 func TestRewriteRecordsExpire(t *testing.T) {
 	var r rewrites
 	now := time.Unix(1_000_000, 0)

@@ -73,8 +73,8 @@ func TestMovesOfReturningPodsBackOff(t *testing.T) {
 	}
 }
 
-// TestSuccessfulMovesHaveNoDelay, however late successors get
-// their nodes, and even if one of many came back.
+// TestSuccessfulMovesHaveNoDelay: there is no pause between moves if the successors reach their
+// target group, however late they get their nodes, and even if one of many came back.
 func TestSuccessfulMovesHaveNoDelay(t *testing.T) {
 	for _, unavailable := range []int32{1, 2, 7, 15} {
 		for _, passes := range []int{0, 1, 5} {

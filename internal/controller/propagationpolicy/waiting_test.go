@@ -299,7 +299,8 @@ func TestAPartialRolloutOfAStatefulSetIsBalanced(t *testing.T) {
 	}
 }
 
-// TestStatusNamesWhyPodsStayAtTheGate, instead of that they wait for a node.
+// TestStatusNamesWhyPodsStayAtTheGate: the status says why pods stay at the gate, and not that
+// they wait for a node.
 func TestStatusNamesWhyPodsStayAtTheGate(t *testing.T) {
 	deployment := build.Deployment("web", build.Bound("p", ""))
 	overridden := build.Deployment("web", build.Bound("p", ""), build.Label(gm.RequiredOverridePolicyLabel, "o"))

@@ -75,8 +75,8 @@ func TestGatedPodGetsItsClassBeforeItsGroup(t *testing.T) {
 	}
 }
 
-// TestGatedPodWaitsForObservedDeletions waits until the watch has shown which pods are deleted, and
-// doubtTime at most.
+// TestGatedPodWaitsForObservedDeletions: a gated pod gets its class only when the watch has shown
+// which pods are deleted. It waits for doubtTime at most.
 func TestGatedPodWaitsForObservedDeletions(t *testing.T) {
 	deployment := build.Deployment("web", asks("1"), build.Replicas(1))
 	owner := build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(1))
@@ -106,9 +106,9 @@ func TestGatedPodKeepsLabelsOfItsOwnersSelector(t *testing.T) {
 	}
 }
 
-// TestGatedPodGetsTheClassOfItsVolume is restricted to the class of its volume. The class is not
-// chosen, so the pod gets its deletion cost and no label. A pod whose own demands exclude
-// both classes leaves the gate unchanged.
+// TestGatedPodGetsTheClassOfItsVolume: a gated pod is restricted to the class of its volume. The
+// class is not chosen, so the pod gets its deletion cost and no label. A pod whose own demands
+// exclude both classes leaves the gate unchanged.
 func TestGatedPodGetsTheClassOfItsVolume(t *testing.T) {
 	deployment := build.Deployment("web", asks("1"), build.Replicas(2))
 	s := newCapacitySite(t, deployment, build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(2)))
@@ -151,7 +151,8 @@ func TestGatedPodGetsTheClassOfItsVolume(t *testing.T) {
 	}
 }
 
-// TestVolumesAreNotReadBeforeTheClassIsKnown are not read before its class is known.
+// TestVolumesAreNotReadBeforeTheClassIsKnown: the volumes of a gated pod are not read before its
+// class is known.
 func TestVolumesAreNotReadBeforeTheClassIsKnown(t *testing.T) {
 	deployment := build.Deployment("web", asks("1"), build.Replicas(1))
 	owner := build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(1))

@@ -51,8 +51,8 @@ func in(key, value string) corev1.NodeSelectorRequirement {
 	return corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{value}}
 }
 
-// TestGatedPodsAreAssignedOldestFirst in the order of their age: each gets its group, with the images
-// of the group.
+// TestGatedPodsAreAssignedOldestFirst: gated pods are assigned in the order of their age. Each
+// gets its group, with the images of the group.
 func TestGatedPodsAreAssignedOldestFirst(t *testing.T) {
 	s := newSite(t, slices.Concat(web(build.Bound("p", "o"), build.Replicas(3)), halves(), []build.Object{override})...)
 	for i, name := range []string{"c", "a", "b"} {
@@ -127,8 +127,9 @@ func TestGatedPodsWithoutExtenderGetTheirGroup(t *testing.T) {
 	}
 }
 
-// TestGatedDaemonSetPodsFollowTheirNodesGroup stay at the gate if their node is in no group of the
-// policy, and start with the images of their group if it is in one.
+// TestGatedDaemonSetPodsFollowTheirNodesGroup: DaemonSet pods for which the extender is not called
+// stay at the gate if their node is in no group of the policy. If it is in one, they start with
+// the images of that group.
 func TestGatedDaemonSetPodsFollowTheirNodesGroup(t *testing.T) {
 	of := func(name string) build.Option {
 		return build.With(func(p *corev1.Pod) {
@@ -189,7 +190,8 @@ func TestPodsWithoutASeatStayAtTheGate(t *testing.T) {
 	}
 }
 
-// TestConflictingPodKeepsItsReservedGroup in the group whose seat was reserved for it.
+// TestConflictingPodKeepsItsReservedGroup: if the patch of a pod fails with a conflict, the retry
+// assigns the pod to the group whose seat was reserved for it.
 func TestConflictingPodKeepsItsReservedGroup(t *testing.T) {
 	s := newSite(t, append(web(build.Bound("p", ""), build.Replicas(2)), halves()...)...)
 	s.World.Add(t, waiting("a", build.Gated()))

@@ -83,7 +83,8 @@ func TestAWorkloadThatMakesPodsWithoutEndGetsNoMoreOverrides(t *testing.T) {
 	}
 }
 
-// TestEntriesOfADeletedWorkloadAreDropped, even if its pods outlive it.
+// TestEntriesOfADeletedWorkloadAreDropped: the entries of a deleted workload are dropped, even if
+// its pods outlive it.
 func TestEntriesOfADeletedWorkloadAreDropped(t *testing.T) {
 	s := newWatchedSite(t, append(web(build.Bound("p", "o"), build.Replicas(2)), policy, override)...)
 	s.World.Add(t, overridden("lost"))

@@ -152,7 +152,8 @@ func TestSlowTrialContinuesWithTheNextGroup(t *testing.T) {
 	}
 }
 
-// TestKnownRefusalSurvivesAnUnfinishedSearch, also if there is no time to find the first rule that causes it.
+// TestKnownRefusalSurvivesAnUnfinishedSearch: a known refusal is kept, even if there is no time to
+// find the first rule that causes it.
 func TestKnownRefusalSurvivesAnUnfinishedSearch(t *testing.T) {
 	for name, slow := range map[string]func(*site, *judge) error{
 		"the turn is over": func(s *site, _ *judge) error {

@@ -124,7 +124,8 @@ func TestChangesOfPoliciesThatEnqueue(t *testing.T) {
 	}
 }
 
-// TestStartEnqueuesLabelledAndGatedObjects the objects with policy labels and the owners of pods at the gate.
+// TestStartEnqueuesLabelledAndGatedObjects: the start enqueues the objects with policy labels and
+// the owners of gated pods.
 func TestStartEnqueuesLabelledAndGatedObjects(t *testing.T) {
 	s := newSite(t, build.Deployment("web", build.Requires("p", "")), build.Deployment("plain"), build.Pod("gated", build.Gated()), build.Pod("other"))
 	if diff := cmp.Diff([]types.UID{"gated", "web"}, uidsOf(s.all())); diff != "" {

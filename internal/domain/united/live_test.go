@@ -151,7 +151,8 @@ func TestUnownedWorkloadMatchesItsPool(t *testing.T) {
 	}
 }
 
-// TestForeignWorkloadHasNoAtollAnnotations has no annotations of ours. Overlay sets all of them.
+// TestForeignWorkloadHasNoAtollAnnotations: a workload that Atoll did not create has no valid
+// Atoll annotations. Overlay sets all of them.
 func TestForeignWorkloadHasNoAtollAnnotations(t *testing.T) {
 	theirs := deployment(1)
 	theirs.Annotations = map[string]string{apps.PoolTaintsAnnotation: "{", apps.TemplateKeysAnnotation: `{"labels": 1}`}

@@ -141,7 +141,7 @@ func TestRunFollowsThePoolOfTheNode(t *testing.T) {
 	})
 }
 
-// TestAwaitReturnsOnceInputsAreKnown.
+// TestAwaitReturnsOnceInputsAreKnown: Await returns at once if each input is known or has failed.
 func TestAwaitReturnsOnceInputsAreKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, wire.JSON)

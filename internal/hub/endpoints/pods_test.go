@@ -176,7 +176,7 @@ func TestWritesOfTheWholeStatus(t *testing.T) {
 	}
 }
 
-// TestUnreadablePodWritesAreIgnored teach nothing, and do no harm.
+// TestUnreadablePodWritesAreIgnored: pod writes that cannot be read change no address, and do no harm.
 func TestUnreadablePodWritesAreIgnored(t *testing.T) {
 	for _, body := range []string{
 		"", "{", "null", "[]", `{"metadata":{"uid":1}}`, `{"metadata":{"uid":"web"}}`, `{"metadata":{"uid":"web"},"status":{"podIP":"x"}}`,
@@ -233,7 +233,7 @@ func TestPatchesOfAnyKubelet(t *testing.T) {
 	})
 }
 
-// TestPodAddressesSurviveARestart over a restart, and bounded.
+// TestPodAddressesSurviveARestart: the addresses of pods are kept over a restart, and their number is bounded.
 func TestPodAddressesSurviveARestart(t *testing.T) {
 	p, err := newPods(nil)
 	if err != nil {

@@ -45,7 +45,8 @@ func anyRig(t *rapid.T, format wire.Format) *rig {
 	return r
 }
 
-// TestFilteredEndpointsAreEqualInAllFormats, have endpoints of the object only, and are not changed again.
+// TestFilteredEndpointsAreEqualInAllFormats: filtered endpoints are equal in all formats, have endpoints of the
+// object only, and do not change if they are filtered again.
 func TestFilteredEndpointsAreEqualInAllFormats(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		list := rapid.SliceOfN(anyEndpoint, 0, 6).Draw(t, "endpoints")
@@ -137,7 +138,7 @@ func TestFieldsOfLaterVersionsStay(t *testing.T) {
 	}
 }
 
-// TestUnreadableObjectsPassUnchanged as it is.
+// TestUnreadableObjectsPassUnchanged: data that cannot be read as an object passes unchanged.
 func TestUnreadableObjectsPassUnchanged(t *testing.T) {
 	for _, format := range formats {
 		r := newRig(t, format).topology("kubernetes.io/hostname,openyurt.io/nodepool")
@@ -171,7 +172,7 @@ func TestUnreadableObjectsPassUnchanged(t *testing.T) {
 	}
 }
 
-// TestNumbersKeepTheirPrecision as they were written.
+// TestNumbersKeepTheirPrecision: numbers stay as they were written.
 func TestNumbersKeepTheirPrecision(t *testing.T) {
 	r := newRig(t, wire.JSON).topology("kubernetes.io/hostname")
 	raw := []byte(`{"kind":"EndpointSlice","apiVersion":"discovery.k8s.io/v1","metadata":{"namespace":"default","name":"web-1","generation":9007199254740993,"labels":{"kubernetes.io/service-name":"web"},"annotations":{"a":"<&>"}},"endpoints":[{"addresses":["10.0.0.5"]}]}`)

@@ -280,7 +280,8 @@ func has(entries []Entry, e Entry) bool {
 	return slices.ContainsFunc(entries, func(other Entry) bool { return cmp.Equal(e, other) })
 }
 
-// TestKilledJournalKeepsAcknowledgedWrites that Keep had said to be kept, and nothing that was done before.
+// TestKilledJournalKeepsAcknowledgedWrites: after a kill, the journal has every entry that Keep acknowledged,
+// and no entry that was done before.
 func TestKilledJournalKeepsAcknowledgedWrites(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		dir, err := os.MkdirTemp(t.TempDir(), "")
@@ -349,7 +350,7 @@ func TestKeepWaitsForTheDisk(t *testing.T) {
 	}
 }
 
-// TestCloseStoresPendingWrites, and what cannot be read is left out.
+// TestCloseStoresPendingWrites: Close loses no entry that waits, and entries that cannot be read are left out.
 func TestCloseStoresPendingWrites(t *testing.T) {
 	dir := t.TempDir()
 	j := openAt(t, dir)

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestJournalRecoversFromARemovedDirectory while the journal is open: what has no file is not acknowledged, and once
-// everything is written anew it is there after a restart.
+// TestJournalRecoversFromARemovedDirectory: the directory is removed while the journal is open. A write without
+// a file is not acknowledged. Once everything is written again, it is there after a restart.
 func TestJournalRecoversFromARemovedDirectory(t *testing.T) {
 	state := filepath.Join(t.TempDir(), "state")
 	dir := filepath.Join(state, "writes")

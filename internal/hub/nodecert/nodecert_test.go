@@ -292,7 +292,8 @@ func TestARefusedRequest(t *testing.T) {
 	}
 }
 
-// TestNoCertificateIsRequestedWithoutAToken nothing is requested, the reason names the file, and it is used once it is there.
+// TestNoCertificateIsRequestedWithoutAToken: without a token nothing is requested, and the reason names the
+// file. The token is used once it is there.
 func TestNoCertificateIsRequestedWithoutAToken(t *testing.T) {
 	for name, text := range map[string]string{"no file": "", "no kubeconfig": "token: [", "no user": "current-context: a", "no token": "current-context: a\ncontexts: [{name: a, context: {user: u}}]\nusers: [{name: u}]"} {
 		t.Run(name, func(t *testing.T) {
@@ -335,7 +336,8 @@ func TestATokenThatHasExpired(t *testing.T) {
 	})
 }
 
-// TestRejectedCertificateIsReplaced or has expired is replaced with the token.
+// TestRejectedCertificateIsReplaced: if the certificate was rejected or has expired, the hub requests a new one
+// with the token.
 func TestRejectedCertificateIsReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCloud(t)
@@ -364,8 +366,8 @@ func TestRejectedCertificateIsReplaced(t *testing.T) {
 	})
 }
 
-// TestWrongClockDropsNoCertificate takes no certificate away: one that looks expired counts again once the clock
-// is set.
+// TestWrongClockDropsNoCertificate: a wrong clock does not cause the loss of a certificate. One that looks
+// expired is valid again once the clock is set.
 func TestWrongClockDropsNoCertificate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCloud(t)

@@ -37,7 +37,7 @@ func TestAPanicIsCaughtLoggedAndCounted(t *testing.T) {
 	}
 }
 
-// TestBackgroundWorkRestartsAfterAPanic after a panic, and ends with its context.
+// TestBackgroundWorkRestartsAfterAPanic: background work restarts after a panic, and ends with its context.
 func TestBackgroundWorkRestartsAfterAPanic(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := New(funcr.New(func(string, string) {}, funcr.Options{}))
@@ -60,7 +60,7 @@ func TestBackgroundWorkRestartsAfterAPanic(t *testing.T) {
 	})
 }
 
-// TestNilCatcherPassesPanicsOn, as in tests.
+// TestNilCatcherPassesPanicsOn: a nil Catcher, as in tests, does not catch panics.
 func TestNilCatcherPassesPanicsOn(t *testing.T) {
 	defer func() {
 		if v := recover(); v != "it breaks" {

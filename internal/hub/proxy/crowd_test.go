@@ -218,7 +218,7 @@ func TestWatchesAreBounded(t *testing.T) {
 	})
 }
 
-// TestBrokenOffRequestsReleaseTheirSlots also by what breaks off.
+// TestBrokenOffRequestsReleaseTheirSlots: requests that are interrupted release their slots too.
 func TestBrokenOffRequestsReleaseTheirSlots(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.answers(1, pod("a", "1", 1, nil))
@@ -302,7 +302,8 @@ func TestPacedAnswers(t *testing.T) {
 	})
 }
 
-// TestUnreadAnswerEndsAndReleasesItsSlot ends, and its place is free.
+// TestUnreadAnswerEndsAndReleasesItsSlot: an answer that the client does not read ends, and its slot is
+// released.
 func TestUnreadAnswerEndsAndReleasesItsSlot(t *testing.T) {
 	const upgrade = "Connection: Upgrade\r\nUpgrade: x\r\n"
 	for path, headers := range map[string]string{
@@ -381,7 +382,8 @@ func endsUnread(t *testing.T, ask func(server *httptest.Server)) {
 	}
 }
 
-// TestIdleAnswerIsNotEnded, such as a log that is followed, on which nothing is written for a time.
+// TestIdleAnswerIsNotEnded: an answer on which nothing is written for a time is not ended, such as a log that
+// is followed.
 func TestIdleAnswerIsNotEnded(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.slowAfter = 100 * time.Millisecond

@@ -79,7 +79,7 @@ func TestAnAnswerThatIsWrongIsNotKept(t *testing.T) {
 	}
 }
 
-// TestTruncatedAnswerIsNotKept for the client, and is not kept.
+// TestTruncatedAnswerIsNotKept: the client gets an error for a truncated answer, and the answer is not kept.
 func TestTruncatedAnswerIsNotKept(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.Tokens.Accepted(reader.Token, time.Now())
@@ -116,7 +116,8 @@ type breaks struct{}
 // Read implements io.Reader.
 func (*breaks) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
 
-// TestExpiredWatchEndsWithTheCloudsError ends with the cloud's own error, so that the client lists anew.
+// TestExpiredWatchEndsWithTheCloudsError: a watch whose resource version has expired ends with the cloud's own
+// error, so that the client lists again.
 func TestExpiredWatchEndsWithTheCloudsError(t *testing.T) {
 	for _, format := range formats {
 		t.Run(format.String(), func(t *testing.T) {

@@ -66,7 +66,7 @@ func TestOnlyTheAcceptedTokenIsTrusted(t *testing.T) {
 	}
 }
 
-// TestTokenWebsocketProtocolsAreStripped, and no others.
+// TestTokenWebsocketProtocolsAreStripped: only websocket protocols that carry a token are removed.
 func TestTokenWebsocketProtocolsAreStripped(t *testing.T) {
 	h := http.Header{"Sec-Websocket-Protocol": {"v5.channel.k8s.io, " + tokenProtocol + "YQ", "v4.channel.k8s.io"}}
 	strip(h)

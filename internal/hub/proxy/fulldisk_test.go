@@ -226,8 +226,8 @@ func (e *edge) podsOf(w *httptest.ResponseRecorder) map[string]string {
 	return e.pods(w.Body.Bytes())
 }
 
-// TestInitialEventsAreStoredCompletelyOrNot are not missing in what is kept: the disk is slow, and the state is not
-// kept, or all of it.
+// TestInitialEventsAreStoredCompletelyOrNot: if the disk is slow, the state is stored with all initial events
+// or not at all, so that no object is missing in it.
 func TestInitialEventsAreStoredCompletelyOrNot(t *testing.T) {
 	for name, lastOneToo := range map[string]bool{"some": false, "and not the last one": true} {
 		t.Run(name, func(t *testing.T) {

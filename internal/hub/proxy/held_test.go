@@ -15,7 +15,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestHeldPodMissingFromAListIsForgotten is not told as held any more once a list of all pods is without it.
+// TestHeldPodMissingFromAListIsForgotten: a held pod is not reported as held any more once a list of all pods
+// does not contain it.
 func TestHeldPodMissingFromAListIsForgotten(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	lists := func(path string, want int) {
@@ -79,7 +80,8 @@ func TestAHeldPodHasAnEvent(t *testing.T) {
 	}
 }
 
-// TestHeldPodShowsTheLatestReason, in the status, and in an event of its own.
+// TestHeldPodShowsTheLatestReason: the latest reason of a held pod is in the status, and in an event of its
+// own.
 func TestHeldPodShowsTheLatestReason(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	labels := map[string]string{gm.RequiredPropagationPolicyLabel: "p", gm.RequiredOverridePolicyLabel: "o"}
@@ -98,7 +100,8 @@ func TestHeldPodShowsTheLatestReason(t *testing.T) {
 	}
 }
 
-// TestReasonChangedDuringAnEventGetsItsOwnEvent.
+// TestReasonChangedDuringAnEventGetsItsOwnEvent: if the reason of a held pod changes while an event is being
+// sent, the new reason gets its own event.
 func TestReasonChangedDuringAnEventGetsItsOwnEvent(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	labels := map[string]string{gm.RequiredPropagationPolicyLabel: "p", gm.RequiredOverridePolicyLabel: "o"}

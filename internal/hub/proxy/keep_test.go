@@ -226,7 +226,8 @@ func TestTokensAreKnownByTheirSuccessOnly(t *testing.T) {
 	}
 }
 
-// TestOtherClientsCannotEvictTheNodesCache with many different requests.
+// TestOtherClientsCannotEvictTheNodesCache: other clients cannot evict the node's cache with many different
+// requests.
 func TestOtherClientsCannotEvictTheNodesCache(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.answers(1, pod("a", "1", 1, nil))

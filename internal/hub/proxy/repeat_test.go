@@ -146,8 +146,8 @@ func TestBodiesOfStrangersTakeNoMemory(t *testing.T) {
 	requests.Wait()
 }
 
-// TestRequestBodyWithoutEndTimesOut is not awaited for long, and one that has ended in time is answered when the
-// cloud answers.
+// TestRequestBodyWithoutEndTimesOut: the hub does not wait long for a request body without an end. A request
+// whose body has ended in time is answered when the cloud answers.
 func TestRequestBodyWithoutEndTimesOut(t *testing.T) {
 	for _, http2 := range []bool{false, true} {
 		n := newNode(t, wire.JSON)

@@ -10,7 +10,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// TestAnswersWaitingForTheDiskAreCounted, whichever way it is answered, and is given back.
+// TestAnswersWaitingForTheDiskAreCounted: the bytes of answers that wait for a slow disk are counted, for every
+// kind of answer, and are released later.
 func TestAnswersWaitingForTheDiskAreCounted(t *testing.T) {
 	hang := func(n *node, key string) (goOn func()) {
 		hangs := make(chan struct{})

@@ -27,8 +27,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestSlowRequestBodyDoesNotMeanOffline that the cloud is away, nor is one that is damaged: its client is told, and the node
-// goes on.
+// TestSlowRequestBodyDoesNotMeanOffline: a slow request body is no evidence that the cloud is offline, and
+// neither is a damaged one. Its client gets an error, and the node stays online.
 func TestSlowRequestBodyDoesNotMeanOffline(t *testing.T) {
 	for _, http2 := range []bool{false, true} {
 		for path, want := range map[string]int{
@@ -122,7 +122,7 @@ func post(t *testing.T, hub *httptest.Server, path string) int {
 	return response.StatusCode
 }
 
-// TestDamagedRequestBodyDoesNotMeanOffline that the cloud is away.
+// TestDamagedRequestBodyDoesNotMeanOffline: a damaged request body is no evidence that the cloud is offline.
 func TestDamagedRequestBodyDoesNotMeanOffline(t *testing.T) {
 	n, up := newNodeWithUplink(t, needsBodies)
 	hub := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { n.answer(w, r, reader) }))
@@ -143,7 +143,8 @@ func TestDamagedRequestBodyDoesNotMeanOffline(t *testing.T) {
 	}
 }
 
-// TestRejectedRequestReleasesItsSlot, although the body of the request goes on.
+// TestRejectedRequestReleasesItsSlot: a request that the cloud rejects releases its slot, although its body has
+// not ended.
 func TestRejectedRequestReleasesItsSlot(t *testing.T) {
 	forger := identity.Caller{Name: "subject:somebody", Token: "forged"}
 	for _, http2 := range []bool{false, true} {
@@ -300,8 +301,8 @@ func frame(kind, flags byte, stream uint32, payload []byte) []byte {
 	return append(header, payload...)
 }
 
-// TestUnreadShortAnswersEnd end too, although the server sends them when nobody waits any more: a client
-// that gives them no window leaves nothing in memory, whoever it is.
+// TestUnreadShortAnswersEnd: short answers that are not read end too, although the server sends them after the
+// handler has returned. A client that gives them no window leaves nothing in memory, whichever client it is.
 func TestUnreadShortAnswersEnd(t *testing.T) {
 	const streams = 200
 	n := newNode(t, wire.JSON)

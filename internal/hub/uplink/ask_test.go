@@ -139,7 +139,8 @@ func TestAServerThatIsReadyIsPreferred(t *testing.T) {
 	}
 }
 
-// TestStartingServerIsProbedAtAnInterval, however many requests it answers with 503.
+// TestStartingServerIsProbedAtAnInterval: a server that is starting is probed at an interval, however many
+// requests it answers with 503.
 func TestStartingServerIsProbedAtAnInterval(t *testing.T) {
 	c := newCloud(t)
 	c.unready.Store(true)

@@ -12,8 +12,8 @@ import (
 	"github.com/go-logr/logr/funcr"
 )
 
-// TestRefusedNodeCertificateIsReported is told from the first 401 on until an API server accepts it, with one
-// line in the log for each change.
+// TestRefusedNodeCertificateIsReported: a node certificate that the cloud refuses is reported from the first
+// 401 until an API server accepts it, with one log line for each change.
 func TestRefusedNodeCertificateIsReported(t *testing.T) {
 	c := newCloud(t)
 	now := &tls.Certificate{}

@@ -141,8 +141,8 @@ func await(t *testing.T, u *Uplink, want State) {
 	})
 }
 
-// TestHangingCloudIsDetected is noticed by questions, and ends requests that wait for an answer. Requests
-// are refused at once until it answers again.
+// TestHangingCloudIsDetected: probes detect a cloud that hangs, and requests that wait for an answer end.
+// Further requests are refused at once until the cloud answers again.
 func TestHangingCloudIsDetected(t *testing.T) {
 	c := newCloud(t)
 	u := newUplink(t, c)
@@ -175,7 +175,8 @@ func TestHangingCloudIsDetected(t *testing.T) {
 	}
 }
 
-// TestUplinkFailsOverToAnotherServer if one does not answer, and is asked first from then on.
+// TestUplinkFailsOverToAnotherServer: if a server does not answer, another one is asked, and is asked first
+// from then on.
 func TestUplinkFailsOverToAnotherServer(t *testing.T) {
 	gone, there := newCloud(t), newCloud(t)
 	gone.Close()
@@ -230,7 +231,8 @@ func TestAWriteIsSentToOneServer(t *testing.T) {
 	}
 }
 
-// TestUplinkSwitchesToAReadyServer for one that is. Its errors alone are no evidence against the cloud.
+// TestUplinkSwitchesToAReadyServer: the uplink leaves a server that is not ready for one that is. Errors of a
+// server alone are no evidence that the cloud is offline.
 func TestUplinkSwitchesToAReadyServer(t *testing.T) {
 	broken, there := newCloud(t), newCloud(t)
 	broken.broken.Store(true)
@@ -331,7 +333,8 @@ func TestNewCAsAreUsedAtOnce(t *testing.T) {
 	}
 }
 
-// TestUnreachableCloudIsProbedAtAnInterval, and not without a pause.
+// TestUnreachableCloudIsProbedAtAnInterval: a cloud that cannot be reached is probed at an interval, and not
+// without a pause.
 func TestUnreachableCloudIsProbedAtAnInterval(t *testing.T) {
 	gone := newCloud(t)
 	gone.Close()

@@ -227,7 +227,8 @@ func TestEncodeChecksTheSize(t *testing.T) {
 	}
 }
 
-// TestNonListsReturnErrNotAList as ErrNotAList, so that it is passed on as it is.
+// TestNonListsReturnErrNotAList: DecodeList returns ErrNotAList for anything that is not a list, so that it is
+// passed on unchanged.
 func TestNonListsReturnErrNotAList(t *testing.T) {
 	object := map[string]any{"apiVersion": "a/v1", "kind": "AllowList", "metadata": map[string]any{"name": "n"}, "items": []any{map[string]any{"a": "b"}}}
 	values := map[string]any{"apiVersion": "a/v1", "kind": "MetricValueList", "metadata": map[string]any{}, "items": []any{map[string]any{"value": "3"}}}

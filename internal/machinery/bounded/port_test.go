@@ -157,8 +157,8 @@ func TestManyCallersLeaveRoomForOneMore(t *testing.T) {
 	}
 }
 
-// TestOwnProbesPassWhenThePortIsFull while others use up the port: its own checks decide whether it
-// gets requests at all.
+// TestOwnProbesPassWhenThePortIsFull: the process reaches its own port while others use up the
+// port. Its own probes decide whether it gets requests at all.
 func TestOwnProbesPassWhenThePortIsFull(t *testing.T) {
 	address, count := serve(t, func(p *Port) { p.Connections = 4 })
 	for from := byte(2); from < 9; from++ {
@@ -377,7 +377,8 @@ func TestProbesTakeTurns(t *testing.T) {
 	})
 }
 
-// TestPortEnforcesItsHTTPVersion also for a client that prefers another.
+// TestPortEnforcesItsHTTPVersion: the port enforces its HTTP version, also for a client that
+// prefers another.
 func TestPortEnforcesItsHTTPVersion(t *testing.T) {
 	for name, tc := range map[string]struct {
 		streams int

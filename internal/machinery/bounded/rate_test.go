@@ -53,7 +53,8 @@ func TestCallsAreDividedAmongCallers(t *testing.T) {
 	})
 }
 
-// TestCallsPerRequestAreRateLimited, and what belongs to no request always.
+// TestCallsPerRequestAreRateLimited: calls that requests cause are rate limited. Work that belongs
+// to no request may always call.
 func TestCallsPerRequestAreRateLimited(t *testing.T) {
 	turns := NewTurns(2)
 	turn, _ := turns.Wait(t.Context(), caller(1), false)

@@ -498,8 +498,9 @@ func TestAPodWhoseLeaderHangsWaitsAtTheGate(t *testing.T) {
 	}
 }
 
-// TestPodsGetTheirDeletionCostAtCreation, so that a ReplicaSet that is scaled in
-// a moment later deletes the pods that are surplus according to the policy.
+// TestPodsGetTheirDeletionCostAtCreation: pods get the deletion cost of their seat at creation, so
+// that a ReplicaSet that is scaled in a moment later deletes the pods that are surplus according
+// to the policy.
 func TestPodsGetTheirDeletionCostAtCreation(t *testing.T) {
 	w := newPinnedWebhook(t, build.Deployment("web", build.Bound("p", "")), replicaSet, build.PropagationPolicy("p", build.Weight(1, "hz")), build.Node("node-hz", build.InGroup("hz")))
 	costs := map[string]bool{}

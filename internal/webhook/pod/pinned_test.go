@@ -105,8 +105,8 @@ func TestWithoutExtender(t *testing.T) {
 	}
 }
 
-// TestAdmissionReadsOnlyVolumeClaims from the API server but the volume claims of a pod, at most
-// maxClaims, and writes nothing.
+// TestAdmissionReadsOnlyVolumeClaims: admission reads nothing from the API server except the
+// volume claims of a pod, at most maxClaims, and writes nothing.
 func TestAdmissionReadsOnlyVolumeClaims(t *testing.T) {
 	claims := func(n int) build.Option {
 		return build.With(func(p *corev1.Pod) {

@@ -401,8 +401,9 @@ func TestAPodIsAdmittedUnchangedWhenItsOwnersCannotBeFound(t *testing.T) {
 	})
 }
 
-// TestReplicaWithoutListsReadsOwnersLive reads the owners of pods: the Service sends it reviews
-// for a moment after a restart of its container.
+// TestReplicaWithoutListsReadsOwnersLive: a replica that has not listed anything yet reads the
+// owners of pods from the API server. The Service sends it reviews for a moment after a restart of
+// its container.
 func TestReplicaWithoutListsReadsOwnersLive(t *testing.T) {
 	managed, plain := build.ReplicaSet("managed", build.Requires("p", "")), build.ReplicaSet("plain")
 	w, _ := newWebhook(t)

@@ -11,7 +11,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestTooLargePolicyIsRefused names the field and the way out.
+// TestTooLargePolicyIsRefused: the error for a policy that is too large names the field and says
+// what to do.
 func TestTooLargePolicyIsRefused(t *testing.T) {
 	full := Options{Fits: func(client.Object) error { return errors.New("it takes too much: make it shorter") }}
 	for name, validate := range map[string]func(o Options) (admission.Warnings, error){
