@@ -68,7 +68,7 @@ verify: ## Regenerate, then run all checks that need no cluster, two at a time; 
 	@echo "verify: ok"
 
 # The parts of both tiers, in the order in which they begin.
-PARTS := e2e e2e-nodes devcluster-test e2e-hub unit
+PARTS := e2e e2e-nodes unit devcluster-test e2e-hub
 
 .PHONY: test
 test: $(GOTESTSUM) ## Run the tests that prove each promise, also on real control planes (Go builds them the first time: some minutes); CI runs this.

@@ -179,6 +179,9 @@ func (r *rig) url(pod string) string {
 
 // TestRealNodes on one cluster, because its parts are fast.
 func TestRealNodes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a cluster; make test has the tests of test/nodes on such nodes")
+	}
 	r := newRig(t)
 	part := func(name string, run func(*rig)) {
 		t.Run(name, func(t *testing.T) { run(&rig{t, r.Cluster}) })

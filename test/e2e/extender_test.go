@@ -478,9 +478,6 @@ func (f *fixture) eventOn(app, reason, text string) error {
 // causes at most two filter calls in a minute.
 func TestRefusalsAreConstant(t *testing.T) {
 	tier.All(t, "counts the calls of a minute")
-	if testing.Short() {
-		t.Skip("takes a minute")
-	}
 	f := isolated.fixture(t)
 	f.group("constant-a", 1)
 	f.group("constant-b", 1)

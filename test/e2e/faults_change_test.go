@@ -68,6 +68,7 @@ func TestFaultMembersFlap(t *testing.T) {
 // while a rollout is under way and the number of replicas goes up and down. The final
 // division is exact, and at most as many pods are evicted as the changes make surplus.
 func TestFaultSharesSwingInARollout(t *testing.T) {
+	tier.All(t, "the cluster of faults, with relays: a minute and more")
 	f := newFaultyFixture(t)
 	f.group("swing-a", 3)
 	f.group("swing-b", 3)

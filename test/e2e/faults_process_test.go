@@ -117,6 +117,7 @@ func (f *fixture) waitWithAnEvent(app string, n int) error {
 // serve the same pods. No pod is in a wrong group, none is lost, and none has to be
 // moved.
 func TestFaultSchedulerBetweenFilterAndBind(t *testing.T) {
+	tier.All(t, "the cluster of faults, with relays and two kube-schedulers: a minute and more")
 	f := newFaultyFixture(t)
 	f.group("twice-a", 2)
 	f.group("twice-b", 2)

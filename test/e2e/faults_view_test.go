@@ -171,6 +171,7 @@ func TestFaultStaleViewAtCreation(t *testing.T) {
 // ReplicaSets stand still, so that the owners of new pods are not in the cache. Atoll
 // reads the owners from the API server, and the pods are divided at creation.
 func TestFaultUncachedOwners(t *testing.T) {
+	tier.All(t, "the cluster of faults, with relays: a minute and more")
 	f := newFaultyFixture(t)
 	f.classes(1, 1)
 	f.create(split("before", 2, "1"))

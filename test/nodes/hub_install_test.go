@@ -16,12 +16,14 @@ import (
 
 	"github.com/atoll-k8s/atoll/devcluster"
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // TestTheHubAsAStaticPod: a node gets its hub as docs/hub.md#installation says, from the files that
 // the chart renders, while a pod runs on it. Cut off, the hub, the kubelet and the pod are killed, and
 // started again by the kubelet. Then the hub is taken away.
 func TestTheHubAsAStaticPod(t *testing.T) {
+	tier.All(t, "five minutes; TestTheHubOnRealNodes has the hub itself")
 	t.Parallel()
 	const manifests = "/etc/kubernetes/manifests"
 	node := edge[0]

@@ -23,7 +23,8 @@ func groups(file string) string { return filepath.Join("..", "..", "examples", "
 // TestTheChartOnRealNodes: Atoll is installed by Helm with two replicas, is used for the example
 // in examples/groups with real registries, and is upgraded, rolled back, changed to another form
 // and removed. While it changes, pods are created all the time. Then the example and other
-// workloads meet what happens to nodes.
+// workloads meet what happens to nodes. make test has the installation, the example, an edited
+// image, a drain and the removal.
 func TestTheChartOnRealNodes(t *testing.T) {
 	t.Parallel() // much of its time it waits, as the tests of a hub do
 	r := newRig(t)
@@ -31,19 +32,63 @@ func TestTheChartOnRealNodes(t *testing.T) {
 		r.registry(site)
 		r.push(site, r.tags[site])
 	}
-	before, now := r.release(earlier), r.release("")
-	before.Within, now.Within = patience, patience
-	r.part("installed at an earlier commit", func(r *rig) {
-		r.changes("installed", func() error { return before.Install(r.Context(), nil) })
-		r.apply(groups("01-nodegroups.yaml"), groups("02-policies.yaml"), r.labelled(groups("deployment.yaml")))
-		r.example()
-		for site, p := range r.registries {
-			if p.of("nginx", r.tags[site]) == 0 {
-				r.Errorf("nothing was pulled from the registry of %s", site)
-			}
-		}
-	})
+	now := r.release("")
+	now.Within = patience
+	if testing.Short() {
+		r.part("installed", func(r *rig) { r.install(now) })
+	} else {
+		r.upgrades(now)
+	}
 	if t.Failed() {
+		return
+	}
+	r.example()
+	r.part("an image that is edited", (*rig).testEditedImage)
+	if !testing.Short() {
+		r.part("a Job", (*rig).testJob)
+		r.part("a Job whose image is edited", (*rig).testJobGoesOn)
+	}
+	r.part("local volumes and a drain", (*rig).testVolumesAndDrain)
+	if !testing.Short() {
+		r.part("power", (*rig).testPower)
+	}
+	r.part("removed", func(r *rig) {
+		r.kubectl("delete", "-f", groups("deployment.yaml"), "-f", groups("02-policies.yaml"), "-f", groups("01-nodegroups.yaml"))
+		r.changes("removed", now.Uninstall)
+		r.nothingIsLeft()
+	})
+	if testing.Short() {
+		return
+	}
+	r.part("installed again", func(r *rig) {
+		names := r.kubectl("get", "customresourcedefinitions", "-o", "name")
+		r.kubectl(append([]string{"delete"}, strings.Fields(names)...)...)
+		r.changes("installed", func() error { return now.Install(r.Context(), nil) })
+		r.replicas("atoll-manager", 2)
+	})
+}
+
+// install installs a release, and the example with it.
+func (r *rig) install(release *atoll.Release) {
+	r.Helper()
+	r.changes("installed", func() error { return release.Install(r.Context(), nil) })
+	r.apply(groups("01-nodegroups.yaml"), groups("02-policies.yaml"), r.labelled(groups("deployment.yaml")))
+	r.example()
+	for site, p := range r.registries {
+		if p.of("nginx", r.tags[site]) == 0 {
+			r.Errorf("nothing was pulled from the registry of %s", site)
+		}
+	}
+}
+
+// upgrades installs Atoll at an earlier commit, upgrades it, rolls it back and changes its form,
+// while pods are created all the time.
+func (r *rig) upgrades(now *atoll.Release) {
+	r.Helper()
+	before := r.release(earlier)
+	before.Within = patience
+	r.part("installed at an earlier commit", func(r *rig) { r.install(before) })
+	if r.Failed() {
 		return
 	}
 	pods := r.createPods()
@@ -68,23 +113,6 @@ func TestTheChartOnRealNodes(t *testing.T) {
 		r.noneWasAskedAtItsEnd(since)
 	})
 	pods.stop(r)
-	r.example()
-	r.part("an image that is edited", (*rig).testEditedImage)
-	r.part("a Job", (*rig).testJob)
-	r.part("a Job whose image is edited", (*rig).testJobGoesOn)
-	r.part("local volumes and a drain", (*rig).testVolumesAndDrain)
-	r.part("power", (*rig).testPower)
-	r.part("removed", func(r *rig) {
-		r.kubectl("delete", "-f", groups("deployment.yaml"), "-f", groups("02-policies.yaml"), "-f", groups("01-nodegroups.yaml"))
-		r.changes("removed", now.Uninstall)
-		r.nothingIsLeft()
-	})
-	r.part("installed again", func(r *rig) {
-		names := r.kubectl("get", "customresourcedefinitions", "-o", "name")
-		r.kubectl(append([]string{"delete"}, strings.Fields(names)...)...)
-		r.changes("installed", func() error { return now.Install(r.Context(), nil) })
-		r.replicas("atoll-manager", 2)
-	})
 }
 
 // release returns Atoll at a commit; "" is that of the tests.

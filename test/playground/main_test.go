@@ -12,6 +12,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // rename gives the playground of a test a name of its own, and removes it before and after the
@@ -39,6 +40,7 @@ func refused(t *testing.T, words string, args ...string) {
 // TestUpAndDown: the playground outlives the command, the next command finds it and
 // refuses another form and other nodes, and down removes it.
 func TestUpAndDown(t *testing.T) {
+	tier.All(t, "starts and stops a whole playground: a minute")
 	rename(t, "playground-test")
 	for range 2 {
 		if err := run(t.Context(), nil); err != nil {
