@@ -577,6 +577,7 @@ func TestCapacityWithoutNodesOfAClass(t *testing.T) {
 // TestCapacityQuota is scenario 3: a quota refuses pods after they got their class, and
 // is raised later. In the end three pods are on-demand, and none was moved.
 func TestCapacityQuota(t *testing.T) {
+	tier.All(t, "waits for growing pauses of controllers: 20 s")
 	f := trio.fixture(t)
 	f.classes(2, 2)
 	quota := &corev1.ResourceQuota{
@@ -652,6 +653,7 @@ func (f *fixture) watchGated(app string) func() int {
 // the surplus there moves. A pod whose owner names its node is never moved. Waiting pods
 // can use any node once their workload is not divided any more.
 func TestCapacityFollowsNodes(t *testing.T) {
+	tier.All(t, "watches for some time that nothing moves")
 	f := trio.fixture(t)
 	f.classes(2, 1)
 	f.create(split("follows", 4, "2"))

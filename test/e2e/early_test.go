@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // argsRule adds an argument to the container "app" in one group.
@@ -171,6 +172,7 @@ func TestARuleThatCannotBeAppliedIsNamed(t *testing.T) {
 // creation is replaced, and the next one avoids the group; when the group has
 // room again, the spread becomes exact again.
 func TestUnschedulableEarlyPodAvoidsItsGroup(t *testing.T) {
+	tier.All(t, "waits until a pod goes on loan")
 	f := newFixture(t)
 	f.group("on-a", 1)
 	f.group("on-b", 1)

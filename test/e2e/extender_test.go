@@ -143,6 +143,7 @@ func texts(m extenderv1.FailedNodesMap) []string {
 // TestLabelSituations is scenario 5: the four situations of docs/sources.md, G5, and
 // a stray binding label.
 func TestLabelSituations(t *testing.T) {
+	tier.All(t, "five situations of labels, one after the other: 25 s")
 	f := isolated.fixture(t)
 	c := newCaller(f)
 	f.group("situations-in", 1)

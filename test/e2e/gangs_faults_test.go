@@ -533,6 +533,7 @@ func TestGangsLeaderKilled(t *testing.T) {
 // TestGangsRefusedPodGroupIsRetried: a closed queue and a terminating namespace refuse PodGroups. One
 // event reports it, and the creation is tried again with growing intervals.
 func TestGangsRefusedPodGroupIsRetried(t *testing.T) {
+	tier.All(t, "waits for growing pauses")
 	f := gangs(t, bothConfigs["podgroupLevel"])
 	var refused atomic.Int64
 	f.api.does(func(w http.ResponseWriter, r *http.Request, forward http.HandlerFunc) {

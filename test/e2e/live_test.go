@@ -283,6 +283,7 @@ func TestNothingMovesWithoutRoom(t *testing.T) {
 // TestChangedPolicyLabelRebindsTheWorkload is scenario 48: a workload that requires another policy is bound
 // to it and divided again.
 func TestChangedPolicyLabelRebindsTheWorkload(t *testing.T) {
+	tier.All(t, "pods move one by one, in two forms, as in TestPolicyEditConverges")
 	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("moves-a", 1)
 		f.group("moves-b", 1)

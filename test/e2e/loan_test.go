@@ -115,6 +115,7 @@ func (f *fixture) silence(names ...string) (restart func()) {
 // Ready, and a Deployment with the default strategy is changed. Pods of the new revision
 // that find no node in that group go on loan to the others.
 func TestRolloutCompletesWithoutAnUnreadyGroup(t *testing.T) {
+	tier.All(t, "waits until a node is not Ready, and a minute more: 1.5 min")
 	t.Parallel()
 	inBothWays(t, func(t *testing.T, f *fixture) {
 		for _, group := range []string{"ends-a", "ends-b", "ends-c"} {
@@ -220,6 +221,7 @@ func TestAGroupThatIsAwayLeavesItsShareToTheOthers(t *testing.T) {
 // TestAPausedRolloutIsBalanced: a Deployment is paused with pods of two revisions; when
 // the policy changes, each revision is divided again on its own.
 func TestAPausedRolloutIsBalanced(t *testing.T) {
+	tier.All(t, "waits until a rollout counts as paused, in two forms")
 	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("pause-a", 1)
 		f.group("pause-b", 1)

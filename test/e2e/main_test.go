@@ -110,11 +110,11 @@ func inForms(t *testing.T, test func(t *testing.T, f *fixture), in ...atoll.Form
 }
 
 // often returns how many times a test repeats what goes wrong only sometimes: 20 in the
-// form that is the chart's default, and 5 in another; 3 in make test.
+// form that is the chart's default, and 5 in another; 2 in make test.
 func (f *fixture) often() int {
 	switch {
 	case testing.Short():
-		return 3
+		return 2
 	case f.form == atoll.Default:
 		return 20
 	}

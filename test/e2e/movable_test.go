@@ -17,6 +17,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // staysBecause returns an error unless surplus pods stay, and the policy's status has the
@@ -51,6 +52,7 @@ func (f *fixture) uids(app string) []string {
 // TestNoPodLeavesForAGroupThatIsClosedToIt: the only group that lacks a pod has a taint,
 // so that the successor would wait for ever.
 func TestNoPodLeavesForAGroupThatIsClosedToIt(t *testing.T) {
+	tier.All(t, "watches for some time that nothing moves, in two forms")
 	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("closed-a", 1)
 		f.group("closed-b", 1)

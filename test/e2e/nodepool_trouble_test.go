@@ -87,6 +87,7 @@ func (f *fixture) asManager() client.Client {
 // and the node follows when it can be written. (Defects E6: nodes after it and the status
 // were left out; E10: nothing reported it.)
 func TestOneBadNodeStopsNoOther(t *testing.T) {
+	tier.All(t, "breadth: a node whose writes are refused")
 	f := newFixture(t)
 	names := []string{"bad-0", "bad-1", "bad-2", "bad-3"}
 	f.nodes(map[string]string{"t.io/site": "bad"}, names...)

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // plaintextRule is one JSON patch operation in one group.
@@ -136,6 +137,7 @@ func overridesIn(namespace, name string, rules ...gm.RuleWithNodeGroup) *gm.Over
 // running; the condition has the rule and the API server's answer; once the rule is
 // repaired, all pods match it.
 func TestAnOverrideThatTheAPIServerRefusesKeepsNoPodFromBeingCreated(t *testing.T) {
+	tier.All(t, "waits for trials that are repeated")
 	f := newFixture(t)
 	f.group("volume-a", 1)
 	f.create(weights("policy", "volume-a", 1))

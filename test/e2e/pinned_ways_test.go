@@ -106,6 +106,7 @@ func TestDryRunsTakeNoSeat(t *testing.T) {
 // TestAFailedRolloutIsTakenBack: pods of a new revision never become Ready. Each revision
 // is divided on its own, and the rollback moves no running pod.
 func TestAFailedRolloutIsTakenBack(t *testing.T) {
+	tier.All(t, "two rollouts, in two forms, as in TestRolloutCompletesAndEndsExact")
 	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("back-a", 1)
 		f.group("back-b", 1)
@@ -145,6 +146,7 @@ func TestAFailedRolloutIsTakenBack(t *testing.T) {
 // TestPendingPodsLeaveADeletedGroup: pods that are pinned to a group that is
 // deleted go to the others.
 func TestPendingPodsLeaveADeletedGroup(t *testing.T) {
+	tier.All(t, "breadth: pods that wait for a group that is deleted")
 	f := newFixture(t)
 	f.group("ends-a", 1)
 	f.group("ends-b", 1)

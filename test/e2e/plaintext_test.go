@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // patches returns a rule with plaintext overriders for the groups.
@@ -151,6 +152,7 @@ func TestPlaintextAndCommands(t *testing.T) {
 // affected, nor is one of another policy. Paths that must not be overridden are refused
 // when the policy is applied.
 func TestConditionNamesAMissingPlaintextPath(t *testing.T) {
+	tier.All(t, "as TestARuleThatCannotBeAppliedIsNamed, for plaintext")
 	f := newFixture(t)
 	f.group("fits", 1)
 	f.create(weights("policy", "fits", 1))

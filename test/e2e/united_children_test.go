@@ -318,6 +318,7 @@ func TestUnitedAffinityOfTheTemplate(t *testing.T) {
 // workloads of an earlier one with the same name without changing a pod; workloads of
 // other owners are not changed.
 func TestUnitedOrphansAreAdopted(t *testing.T) {
+	tier.All(t, "breadth: the main scenarios are TestUnitedUpdatesInOrder and TestUnitedPoolsComeAndGo")
 	f := newFixture(t)
 	f.sites("orphan-a", "orphan-b")
 	f.create(united("web", pool("orphan-a", 2), pool("orphan-b", 1)))
@@ -368,6 +369,7 @@ func TestUnitedOrphansAreAdopted(t *testing.T) {
 
 // TestUnitedEmptyPool is scenario 58 and A8: a pool without pods is ready.
 func TestUnitedEmptyPool(t *testing.T) {
+	tier.All(t, "breadth: a pool without pods")
 	f := newFixture(t)
 	f.sites("empty-a", "empty-b")
 	f.create(united("web", pool("empty-a", 0), pool("empty-b", 1)))
@@ -379,6 +381,7 @@ func TestUnitedEmptyPool(t *testing.T) {
 // TestUnitedLongNames is scenario 61: names stay valid and distinct, and the workloads of
 // two UnitedDeployments that would have the same name get different ones.
 func TestUnitedLongNames(t *testing.T) {
+	tier.All(t, "breadth: names at their limits")
 	f := newFixture(t)
 	long := strings.Repeat("p", 63)
 	f.nodes(map[string]string{apps.NodePoolLabel: long}, "long-0")
@@ -400,6 +403,7 @@ func TestUnitedLongNames(t *testing.T) {
 // TestUnitedPatches: a patch changes only its pool, and creates no revision. A patch that
 // cannot be applied changes nothing and is reported.
 func TestUnitedPatches(t *testing.T) {
+	tier.All(t, "breadth: patches of single pools, one by one")
 	f := newFixture(t)
 	f.sites("patch-a", "patch-b")
 	f.create(united("web", pool("patch-a", 1), pool("patch-b", 1)))

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // reconciles returns the number of reconciles of UnitedDeployments so far.
@@ -112,6 +113,7 @@ func TestUnitedStatefulSets(t *testing.T) {
 // TestUnitedDaemonSets is docs/sources.md, P7. Each pool has one DaemonSet on its own
 // nodes, and updates go from pool to pool.
 func TestUnitedDaemonSets(t *testing.T) {
+	tier.All(t, "as TestUnitedStatefulSets, for another kind")
 	f := newFixture(t)
 	f.sites("ds-a", "ds-b")
 	f.nodes(nil, "ds-none-0")
@@ -134,6 +136,7 @@ func TestUnitedDaemonSets(t *testing.T) {
 // TestUnitedTotalAndScale is scenario 60: percentages and a rest of a total
 // that kubectl scale, or an autoscaler, writes.
 func TestUnitedTotalAndScale(t *testing.T) {
+	tier.All(t, "breadth: the scale subresource")
 	f := newFixture(t)
 	f.sites("total-a", "total-b", "total-c")
 	ud := united("web", pool("total-a", "50%"), pool("total-b", "25%"), pool("total-c", nil))

@@ -13,12 +13,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // TestUnitedHistory is scenarios 54 and 55: the limit is the number of kept old
 // revisions, and a revision in use is never deleted; a rollback restores a template
 // without a second revision of it, and the revision number grows.
 func TestUnitedHistory(t *testing.T) {
+	tier.All(t, "breadth: the limit of kept revisions, and rollbacks")
 	f := newFixture(t)
 	f.sites("history-a")
 	ud := united("web", pool("history-a", 1))

@@ -150,6 +150,7 @@ func TestUnitedFailureStopsTheRollout(t *testing.T) {
 // TestUnitedFailureContinuesWithTheNextPool: with onFailure Continue the third pool is
 // updated all the same.
 func TestUnitedFailureContinuesWithTheNextPool(t *testing.T) {
+	tier.All(t, "as TestUnitedFailureStopsTheRollout, with the other setting")
 	f := newFixture(t)
 	f.sites("pass-a", "pass-b", "pass-c")
 	ud := united("web", pool("pass-a", 1), pool("pass-b", 1), pool("pass-c", 1))
@@ -195,6 +196,7 @@ func TestUnitedPartitionAndPause(t *testing.T) {
 // TestUnitedNewPoolWaitsItsTurn is scenario 49: a pool that is added while a rollout is
 // held gets the revision of the other pools, not the untried one.
 func TestUnitedNewPoolWaitsItsTurn(t *testing.T) {
+	tier.All(t, "breadth: a pool that comes during a rollout")
 	f := newFixture(t)
 	f.sites("turn-a", "turn-b", "turn-c")
 	f.create(united("web", pool("turn-a", 1), pool("turn-b", 1)))

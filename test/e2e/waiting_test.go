@@ -82,6 +82,7 @@ func TestPodsWaitUntilTheirPolicyExists(t *testing.T) {
 // TestOnlyTheRightGroupIsPreempted is scenario 22: a pod of high priority whose group is
 // full of pods of low priority preempts one of them, and no pod of another group.
 func TestOnlyTheRightGroupIsPreempted(t *testing.T) {
+	tier.All(t, "breadth: preemption, in two forms")
 	inBothWays(t, func(t *testing.T, f *fixture) {
 		for _, group := range []string{"pre-a", "pre-b"} {
 			small := corev1.ResourceList{"cpu": resource.MustParse("2"), "memory": resource.MustParse("4Gi"), "pods": resource.MustParse("20")}
