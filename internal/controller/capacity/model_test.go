@@ -583,6 +583,9 @@ func TestEveryOrderOfStepsEndsExact(t *testing.T) {
 func TestRandomWalk(t *testing.T) {
 	const seeds, leg = 200, 40
 	legs := *steps / (seeds * leg)
+	if testing.Short() {
+		legs = max(1, legs/4)
+	}
 	for seed := range uint64(seeds) {
 		rnd := rand.New(rand.NewPCG(seed, 4))
 		c := newCluster(rnd.IntN(12), rnd.IntN(12))

@@ -119,7 +119,11 @@ func TestALogWithAnyBitFlippedHasTheStateBeforeIt(t *testing.T) {
 	for name, o := range modes {
 		t.Run(name, func(t *testing.T) {
 			name, log, ends := written(t, o)
-			for i := range len(log) * 8 {
+			step := 1
+			if testing.Short() {
+				step = 13 // each bit of a byte in turn
+			}
+			for i := 0; i < len(log)*8; i += step {
 				flipped := bytes.Clone(log)
 				flipped[i/8] ^= 1 << (i % 8)
 				damagedAt(t, o, name, flipped, ends, i/8)
