@@ -19,6 +19,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // TestInvalidRealNodeOptionsAreRefused: what the playground cannot do is refused before anything is started.
@@ -52,6 +53,7 @@ func TestSpecsOfRealNodes(t *testing.T) {
 // TestUpAndDownOnRealNodes: the playground outlives the command, the example of the README runs on
 // it and answers, and down removes it.
 func TestUpAndDownOnRealNodes(t *testing.T) {
+	tier.All(t, "starts and stops a whole playground with real nodes: 1.5 min")
 	if err := devcluster.RealNodesMissing(); err != nil {
 		t.Skip(err)
 	}

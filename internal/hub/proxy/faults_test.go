@@ -21,6 +21,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/request"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // reader asks for what no gate looks into.
@@ -209,6 +210,7 @@ func TestAClientThatDoesNotRead(t *testing.T) {
 // TestManyLargeAnswersAtOnce: what waits to be stored is bounded, for the node and for all others, and
 // clients get their answers all the same.
 func TestManyLargeAnswersAtOnce(t *testing.T) {
+	tier.All(t, "large answers, 45 s with the race detector")
 	for _, caller := range []identity.Caller{reader, identity.OfNode()} {
 		t.Run(caller.Name, func(t *testing.T) { manyLargeAnswers(t, caller) })
 	}
