@@ -134,7 +134,7 @@ func (s *watchedServer) cut(offline bool) {
 // cloud, without it and when it is back, clients get the cloud's answers, offline a state that was true
 // or an error, and when there is space again everything is kept.
 func TestADiskThatIsFullAtAnyWrite(t *testing.T) {
-	tier.All(t, "a run for each write, 35 s with the race detector; TestHubRunsOnAFullDisk is quicker")
+	tier.All(t, "a run for each write, 35 s with the race detector; TestTheHubRunsOnAFullDisk is quicker")
 	for name, isOnce := range map[string]bool{"once": true, "from then on": false} {
 		t.Run(name, func(t *testing.T) {
 			for n := 1; fullAt(t, n, isOnce); n++ {
