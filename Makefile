@@ -72,12 +72,12 @@ PARTS := e2e e2e-nodes unit devcluster-test e2e-hub
 
 .PHONY: test
 test: $(GOTESTSUM) ## Run the tests that prove each promise, also on real control planes (Go builds them the first time: some minutes); CI runs this.
-	@MAKE='$(MAKE)' SHORT=-short hack/test.sh $(PARTS)
+	@MAKE='$(MAKE)' hack/test.sh -short $(PARTS)
 	@echo "test: ok"
 
 .PHONY: test-all
 test-all: $(GOTESTSUM) ## Run all tests, and print one line of result with the commit and the machine.
-	@MAKE='$(MAKE)' SHORT= hack/test.sh $(PARTS)
+	@MAKE='$(MAKE)' TESTFLAGS='$(TESTFLAGS)' hack/test.sh $(PARTS)
 	@echo "test-all: ok"
 
 .PHONY: test-times
@@ -145,8 +145,8 @@ fmt: ## Fail if a Go file is not formatted.
 
 .PHONY: paths
 paths: ## Fail if a file has a path of somebody's machine: a home directory is ~.
-	@if git grep --untracked -nIE '(^|[^A-Za-z0-9._~-])/(root|home|Users)/' -- . ':!Makefile'; then \
-		echo "these are paths of a machine: write ~ for the home directory"; exit 1; fi
+	@found=0; git grep --untracked -nIE '(^|[^A-Za-z0-9._~}-])/(roo[t]|hom[e]|User[s])(/|$$)' || found=$$?; \
+	if [ $$found = 0 ]; then echo "these are paths of a machine: write ~ for the home directory"; exit 1; fi; [ $$found = 1 ]
 
 .PHONY: lint
 lint: $(GOLANGCI_LINT) ## Run golangci-lint on every module.

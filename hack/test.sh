@@ -3,12 +3,20 @@
 # on clusters wait much of their time. A target that fails keeps no other from being made.
 # The output of each of the others is shown when that target has ended.
 # At the end it prints the result and the duration of each target, and fails unless all of
-# them have passed. Without SHORT=-short, which is make test, it also prints one line of
-# result with the commit and the machine, and keeps it in dist/test/result.
+# them have passed. Without -short, which is for make test, it also prints one line of result
+# with the commit and the machine, and keeps it in dist/test/result.
 #
-#   hack/test.sh <target>...
+#   hack/test.sh [-short] <target>...
 set -uo pipefail
 cd "$(dirname "$0")/.."
+
+short=
+if [ "$1" = -short ]; then
+	short=$1
+	shift
+fi
+commit=$(git rev-parse --short HEAD)
+[ -z "$(git --no-optional-locks status --porcelain)" ] || commit+=" with changes"
 
 rm -rf dist/test
 mkdir -p dist/test
@@ -16,7 +24,7 @@ mkdir -p dist/test
 # run makes a target, and writes down its result and its duration.
 run() {
 	local start=$SECONDS result=passed
-	"${MAKE:-make}" --no-print-directory "$1" || result=FAILED
+	"${MAKE:-make}" --no-print-directory SHORT="$short" "$1" || result=FAILED
 	printf '%-16s %s after %d s\n' "$1" "$result" "$((SECONDS - start))" >>dist/test/parts
 }
 
@@ -77,16 +85,21 @@ done
 
 # machine prints how many processors there are, of which model, and how much memory.
 machine() {
+	local model= memory=
 	case $(uname) in
-	Linux) awk -F ': *' '/^model name/ { n++; model = $2 } END { printf "%d CPUs (%s)", n, model }' /proc/cpuinfo && awk '/^MemTotal/ { printf ", %.0f GiB", $2 / 1048576 }' /proc/meminfo ;;
-	Darwin) printf '%d CPUs (%s), %d GiB' "$(sysctl -n hw.ncpu)" "$(sysctl -n machdep.cpu.brand_string)" "$(($(sysctl -n hw.memsize) >> 30))" ;;
+	Linux)
+		model=$(awk -F ': *' '/^model name/ { print $2; exit }' /proc/cpuinfo)
+		memory=$(awk '/^MemTotal/ { printf "%.0f", $2 / 1048576 }' /proc/meminfo)
+		;;
+	Darwin)
+		model=$(sysctl -n machdep.cpu.brand_string)
+		memory=$(($(sysctl -n hw.memsize) >> 30))
+		;;
 	esac
+	echo "$(getconf _NPROCESSORS_ONLN) CPUs${model:+ ($model)}, $memory GiB, $(go env GOVERSION GOOS GOARCH | paste -sd ' ' -)"
 }
-if [ -z "${SHORT:-}" ]; then
-	changed=
-	[ -z "$(git --no-optional-locks status --porcelain)" ] || changed=" with changes"
+if [ -z "$short" ]; then
 	[ "$failed" = 0 ] || result="FAILED, $result"
-	echo "make test-all of $(git rev-parse --short HEAD)$changed: $result, $((SECONDS / 60)) min; $(machine), $(go env GOVERSION GOOS GOARCH | paste -sd ' ' -)" |
-		tee dist/test/result
+	echo "make test-all of $commit${TESTFLAGS:+ with $TESTFLAGS}: $result, $((SECONDS / 60)) min; $(machine)" | tee dist/test/result
 fi
 exit "$failed"

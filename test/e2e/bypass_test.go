@@ -60,8 +60,10 @@ func TestNextReplicaCountsPodsThatBypassedTheWebhook(t *testing.T) {
 // otherwise they run where they are placed. The division is exact when the webhook is
 // back.
 func TestUnreachableWebhookLosesNoPod(t *testing.T) {
-	tier.All(t, "waits for evictions, in two forms: 1.5 min; TestCapacityWithoutAWebhook is quicker")
-	inBothWays(t, func(_ *testing.T, f *fixture) {
+	inBothWays(t, func(t *testing.T, f *fixture) {
+		if f.form != atoll.Pinned {
+			tier.All(t, "as in Pinned: a minute more")
+		}
 		f.group("lost-a", 1)
 		f.group("lost-b", 1)
 		f.create(weights("policy", "lost-a", 1, "lost-b", 1))

@@ -103,7 +103,11 @@ func TestCapacityDryRuns(t *testing.T) {
 		t.Fatalf("there are %d ReplicaSets (%v)", len(sets.Items), err)
 	}
 	set := &sets.Items[0]
-	const callers, each = 8, 125
+	const callers = 8
+	each := 125
+	if testing.Short() {
+		each = 12
+	}
 	var running sync.WaitGroup
 	answers := make(chan error, callers*each)
 	for range callers {
@@ -310,7 +314,7 @@ func TestCapacityLeaderKilledWhileItMoves(t *testing.T) {
 	f.classes(2, 2)
 	f.create(split("app", 12, "0"))
 	f.eventuallyDivided("app", 0, 12)
-	availability := f.watchAvailability("app", 12)
+	availability, past := f.watchAvailability("app", 12), f.watchPast("app")
 	f.annotate("app", map[string]any{gm.CapacityCountKey: "12"})
 	f.eventually(patience, "some have moved", func() error {
 		if n := f.byClass(f.pods("app"))["on-demand"]; n < 3 {
@@ -321,8 +325,10 @@ func TestCapacityLeaderKilledWhileItMoves(t *testing.T) {
 	restart := f.killForNow(f.leader())
 	f.eventuallyDivided("app", 12, 0)
 	restart()
-	if worst, deleted := availability(); worst < 11 || deleted != 12 {
-		t.Errorf("%d of 12 were available at the worst moment, %d were deleted, want 11 and 12", worst, deleted)
+	// The API server creates a pod without the webhook if the leader is killed while it answers.
+	worst, deleted := availability()
+	if most := 12 + past(); worst < 11 || deleted < 12 || deleted > most {
+		t.Errorf("%d of 12 were available at the worst moment, %d were deleted, want 11 and 12 to %d", worst, deleted, most)
 	}
 }
 

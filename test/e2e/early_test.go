@@ -172,7 +172,7 @@ func TestARuleThatCannotBeAppliedIsNamed(t *testing.T) {
 // creation is replaced, and the next one avoids the group; when the group has
 // room again, the spread becomes exact again.
 func TestUnschedulableEarlyPodAvoidsItsGroup(t *testing.T) {
-	tier.All(t, "waits until a pod goes on loan")
+	tier.All(t, "waits until a pod goes on loan: 10 s")
 	f := newFixture(t)
 	f.group("on-a", 1)
 	f.group("on-b", 1)

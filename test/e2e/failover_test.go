@@ -67,7 +67,7 @@ func (f *fixture) killForNow(processes ...string) (restart func()) {
 // is moved. Otherwise a webhook call in flight at the killed replica fails open, and its
 // pod is corrected.
 func TestLeaderKilledMidBurst(t *testing.T) {
-	tier.All(t, "three clusters of two replicas, 300 pods in each: minutes")
+	tier.All(t, "three clusters of two replicas, 300 pods in each: 2.5 min")
 	for form, pair := range pairs {
 		t.Run(string(form), func(t *testing.T) {
 			t.Parallel()
@@ -121,7 +121,7 @@ func TestLeaderKilledMidBurst(t *testing.T) {
 
 // TestAnyReplicaAnswersTheScheduler: a replica that does not lead forwards.
 func TestAnyReplicaAnswersTheScheduler(t *testing.T) {
-	tier.All(t, "a cluster of two replicas")
+	tier.All(t, "needs a cluster of two replicas, which takes half a minute to start")
 	f := pairs[atoll.Isolated].fixture(t)
 	c := newCaller(f)
 	f.group("any", 1)
@@ -161,7 +161,7 @@ func (f *fixture) bound(app string) int {
 // TestEarlyPodsWaitForALeader: pods that are created while there is no leader wait at the
 // gate, and the next leader divides them exactly, with their overrides.
 func TestEarlyPodsWaitForALeader(t *testing.T) {
-	tier.All(t, "a cluster of two replicas")
+	tier.All(t, "needs a cluster of two replicas, which takes half a minute to start")
 	f := pairs[atoll.Pinned].fixture(t)
 	f.group("lead-a", 2)
 	f.group("lead-b", 2)

@@ -226,7 +226,7 @@ func TestFastDeletionStaysExact(t *testing.T) {
 // TestMissingGroupComesLater is scenario 34: a group that does not exist is left out and
 // named; when it is created it gets its share pod by pod.
 func TestMissingGroupComesLater(t *testing.T) {
-	tier.All(t, "pods move one by one, in two forms, as in TestPolicyEditConverges")
+	tier.All(t, "pods move one by one to a new group, in two forms: 15 s")
 	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("later-a", 2)
 		f.create(weights("policy", "later-a", 1, "later-b", 1))
@@ -256,7 +256,7 @@ func TestMissingGroupComesLater(t *testing.T) {
 // group that lacks pods can take them, and the policy's status reports it; they move when
 // there is room.
 func TestNothingMovesWithoutRoom(t *testing.T) {
-	tier.All(t, "watches for some time that nothing moves: 20 s")
+	tier.All(t, "breadth: groups without room, in two forms: 20 s")
 	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("room-a", 1)
 		f.group("room-b", 1)

@@ -36,7 +36,7 @@ func (f *fixture) pinnedAndRefused(app string) int {
 // TestManyPodsThatWaitForTheirShareCostLittle: fifty pods of a policy of weights
 // whose group has no open node, while another pod changes two hundred times.
 func TestManyPodsThatWaitForTheirShareCostLittle(t *testing.T) {
-	tier.All(t, "counts the calls of many pods that wait")
+	tier.All(t, "200 updates of pods that wait: 50 s")
 	f := isolated.fixture(t)
 	f.group("cheap-a", 1)
 	f.group("cheap-b", 1)

@@ -25,7 +25,9 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/retry"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -247,6 +249,11 @@ func newEnvironment(ctx context.Context, o atoll.Options, relayed bool) (e envir
 			return e, done, err
 		}
 	}
+	if testing.Short() {
+		if err = waitForWebhooks(ctx, e); err != nil {
+			return e, done, err
+		}
+	}
 	if e.watch, err = watchOver(e); err != nil {
 		return e, done, err
 	}
@@ -254,4 +261,22 @@ func newEnvironment(ctx context.Context, o atoll.Options, relayed bool) (e envir
 		return errors.Join(e.namespacesGo(context.Background()), e.watch.end(), e.cluster.Stop(context.Background()))
 	}
 	return e, done, nil
+}
+
+// waitForWebhooks makes the API server wait for the pod webhook for 20 s, not for 2 s. The
+// webhook fails open, so a pod that is created on a machine that is busy for 2 s would go
+// anywhere, and be moved afterwards.
+func waitForWebhooks(ctx context.Context, e environment) error {
+	configurations := e.kube.AdmissionregistrationV1().MutatingWebhookConfigurations()
+	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		config, err := configurations.Get(ctx, "atoll-pods", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for i := range config.Webhooks {
+			config.Webhooks[i].TimeoutSeconds = new(int32(20))
+		}
+		_, err = configurations.Update(ctx, config, metav1.UpdateOptions{})
+		return err
+	})
 }

@@ -64,11 +64,14 @@ func TestNodeGroupUnion(t *testing.T) {
 			if c := meta.FindStatusCondition(g.Status.Conditions, gm.ConditionMembershipProtected); c == nil || c.Reason != warning || c.ObservedGeneration != g.Generation {
 				t.Errorf("condition %s is %+v, want %s", gm.ConditionMembershipProtected, c, warning)
 			}
-			for _, node := range tc.want {
-				if got := f.groupLabel(node); got != "union" {
-					t.Errorf("node %s carries %q", node, got)
+			f.eventually(patience, "the nodes carry its label", func() error { // the status may be there before the last label is
+				for _, node := range tc.want {
+					if got := f.groupLabel(node); got != "union" {
+						return fmt.Errorf("node %s carries %q", node, got)
+					}
 				}
-			}
+				return nil
+			})
 		})
 		f.eventually(patience, "no label is left", func() error {
 			for _, node := range []string{"union-a", "union-b", "union-c", "union-d"} {
@@ -195,7 +198,7 @@ func TestZoneLabelsNeverChange(t *testing.T) {
 // TestPodsOfADeletedGroupMoveOneByOne is scenario 32: the nodes of a deleted group lose its
 // label, and its pods move one by one to groups with room.
 func TestPodsOfADeletedGroupMoveOneByOne(t *testing.T) {
-	tier.All(t, "deletes groups of pods one by one, in two forms")
+	tier.All(t, "pods move one by one after their group is deleted, in two forms: 15 s")
 	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("end-a", 1)
 		f.group("end-b", 1)

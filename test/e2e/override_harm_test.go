@@ -137,7 +137,7 @@ func overridesIn(namespace, name string, rules ...gm.RuleWithNodeGroup) *gm.Over
 // running; the condition has the rule and the API server's answer; once the rule is
 // repaired, all pods match it.
 func TestAnOverrideThatTheAPIServerRefusesKeepsNoPodFromBeingCreated(t *testing.T) {
-	tier.All(t, "waits for trials that are repeated")
+	tier.All(t, "waits for trials that are repeated: 10 s")
 	f := newFixture(t)
 	f.group("volume-a", 1)
 	f.create(weights("policy", "volume-a", 1))

@@ -78,7 +78,15 @@ func (f *fixture) managerKilledMidBurst(a, b, scheduler string) {
 	f.create(d)
 	some()
 	f.kill(atoll.Manager)
-	away := f.bound("burst")
+	away := -1
+	f.eventually(patience, "bindings that were sent before are written", func() error {
+		now := f.bound("burst")
+		if now != away {
+			away = now
+			return fmt.Errorf("%d pods are bound", now)
+		}
+		return nil
+	})
 	f.create(deployment("free", 3, ""))
 	f.scale("burst", all)
 	f.eventually(patience, "the other pods are created past the webhook", func() error {

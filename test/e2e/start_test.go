@@ -184,7 +184,7 @@ func (f *fixture) watchRefusals(app string) func() int {
 // surplus pods, evictions by result, and answers to kube-scheduler, as the dashboard
 // reads them.
 func TestMetricsShowSeatsPodsAndEvictions(t *testing.T) {
-	tier.All(t, "reads every metric after some activity")
+	tier.All(t, "breadth: every metric after some activity: 15 s")
 	f := isolated.fixture(t)
 	f.group("metrics-a", 1)
 	f.group("metrics-b", 1)

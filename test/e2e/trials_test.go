@@ -199,7 +199,7 @@ func TestAnOverrideThatAdmissionOfPodsRefusesLosesNoPod(t *testing.T) {
 // TestAFullQuotaUnbindsNoOverride: the API server refuses a further pod, with and without the
 // override. It accepts a successor, because that takes the place of a pod.
 func TestAFullQuotaUnbindsNoOverride(t *testing.T) {
-	tier.All(t, "waits for trials that are repeated")
+	tier.All(t, "waits for trials that are repeated: 10 s")
 	f := newFixture(t)
 	f.group("full-a", 1)
 	f.quota(corev1.ResourceList{corev1.ResourcePods: resource.MustParse("2")})

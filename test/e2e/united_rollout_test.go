@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -11,6 +12,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
@@ -52,28 +55,32 @@ func TestUnitedUpdatesInOrder(t *testing.T) {
 	f.create(united("web", pool("order-c", 2), pool("order-a", 2), pool("order-b", 2)))
 	f.done("web")
 	first := f.ud("web").Status.CurrentRevision
+	states := versions(f, f.ud("web"), func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+		return f.client.Watch(ctx, &apps.UnitedDeploymentList{}, &client.ListOptions{Namespace: f.ns, Raw: &o})
+	})
 	f.setImage("web", "nginx:1.28")
-	seen := map[string]bool{}
 	f.eventually(patience, "the release is current", func() error {
-		s := f.ud("web").Status
-		updating := 0
-		for i, p := range s.Pools {
-			if p.Phase == apps.PoolUpdating {
-				updating++
-			}
-			if p.Phase == apps.PoolWaiting && i == 0 {
-				t.Errorf("the first of the list waits: %s", asJSON(s.Pools))
-			}
-			seen[p.Name+" "+string(p.Phase)] = true
-		}
-		if updating > 1 {
-			t.Errorf("two pools are updated at once: %s", asJSON(s.Pools))
-		}
-		if s.CurrentRevision == first {
+		if s := f.ud("web").Status; s.CurrentRevision == first {
 			return fmt.Errorf("it is %s", asJSON(s))
 		}
 		return f.isDone("web")
 	})
+	seen := map[string]bool{}
+	for _, ud := range states() {
+		updating := 0
+		for i, p := range ud.Status.Pools {
+			if p.Phase == apps.PoolUpdating {
+				updating++
+			}
+			if p.Phase == apps.PoolWaiting && i == 0 {
+				t.Errorf("the first of the list waits: %s", asJSON(ud.Status.Pools))
+			}
+			seen[p.Name+" "+string(p.Phase)] = true
+		}
+		if updating > 1 {
+			t.Errorf("two pools are updated at once: %s", asJSON(ud.Status.Pools))
+		}
+	}
 	for _, want := range []string{"order-a Waiting", "order-b Waiting", "order-b Updating"} {
 		if !seen[want] {
 			t.Errorf("never saw %s, only %v", want, maps.Keys(seen))

@@ -72,7 +72,9 @@ func TestHub(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, startCluster(t, devcluster.Options{LowIdle: true}), nodeName)
+			r := newRig(t, startCluster(t, devcluster.Options{LowIdle: true, ComponentArgs: map[string][]string{
+				devcluster.ControllerManager: {"--node-monitor-grace-period=1h"}, // nobody writes the status of a node but its kubelet
+			}}), nodeName)
 			r.objects()
 			r.serviceAccount("reader", "view")
 			r.serviceAccount("stranger", "")
@@ -392,6 +394,7 @@ func (r *rig) testIdentities() {
 type events struct {
 	*rig
 
+	body  io.Closer
 	lines *bufio.Scanner
 	names []string // of the objects, with the type of the event
 }
@@ -412,7 +415,7 @@ func (r *rig) openWatchAs(identity, path string) *events {
 		r.Fatalf("the watch is answered %s", response.Status)
 	}
 	r.Cleanup(func() { _ = response.Body.Close() })
-	e := &events{rig: r, lines: bufio.NewScanner(response.Body)}
+	e := &events{rig: r, body: response.Body, lines: bufio.NewScanner(response.Body)}
 	e.lines.Buffer(nil, 1<<20)
 	return e
 }
@@ -420,7 +423,10 @@ func (r *rig) openWatchAs(identity, path string) *events {
 // until reads events until one is that of an object.
 func (e *events) until(last string) {
 	e.Helper()
-	timer := time.AfterFunc(patience, func() { e.Errorf("no event %s; so far %v", last, e.names) })
+	timer := time.AfterFunc(patience, func() {
+		e.Errorf("no event %s; so far %v", last, e.names)
+		_ = e.body.Close() // ends Scan
+	})
 	defer timer.Stop()
 	for !slices.Contains(e.names, last) {
 		if e.Failed() || !e.lines.Scan() {

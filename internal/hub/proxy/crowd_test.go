@@ -74,9 +74,10 @@ func TestIdentityCannotTakeSlotsOfOthers(t *testing.T) {
 		return http.StatusOK, "application/json", io.NopCloser(strings.NewReader("{}"))
 	})
 	const here, forgers = "192.0.2.1:1", "192.0.2.1:2"
-	// ask returns 0 if there is no answer for some time.
+	// ask returns 0 if there is no answer within a time. It is short for requests that wait for a place.
+	within := time.Minute
 	ask := func(caller identity.Caller, from, name string) (code int) {
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), within)
 		defer cancel()
 		defer func() { _ = recover() }()
 		w := httptest.NewRecorder()
@@ -103,11 +104,13 @@ func TestIdentityCannotTakeSlotsOfOthers(t *testing.T) {
 			t.Fatal("there is no place")
 		}
 	}
+	within = 100 * time.Millisecond
 	for who, code := range map[string]int{"who has all its places": ask(greedy, here, "now"), "a stranger that claims to be another": ask(forger, forgers, "now")} {
 		if code != 0 {
 			t.Errorf("%s is answered with %d", who, code)
 		}
 	}
+	within = time.Minute
 	renewed := identity.Caller{Name: other.Name, Token: "renewed"}
 	for who, caller := range map[string]identity.Caller{"another identity": other, "the node": identity.OfNode(), "a new token": renewed} {
 		if code := ask(caller, here, "now"); code != http.StatusOK {
@@ -415,8 +418,9 @@ func TestIdleAnswerIsNotEnded(t *testing.T) {
 func TestCollectionsFromTheCacheInTurn(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.answers(1, pod("a", "1", 1, nil))
+	within := time.Minute
 	ask := func(caller identity.Caller, query string) (code int, answered bool) {
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), within)
 		defer cancel()
 		w := httptest.NewRecorder()
 		defer func() { answered = recover() == nil }()
@@ -435,11 +439,13 @@ func TestCollectionsFromTheCacheInTurn(t *testing.T) {
 	if !n.places().cached.enter(t.Context(), reader.Name) {
 		t.Fatal("there is no place")
 	}
+	within = 100 * time.Millisecond
 	for _, query := range []string{"", "&watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"} {
 		if code, answered := ask(reader, query); answered {
 			t.Errorf("a second collection is answered with %d: %s", code, query)
 		}
 	}
+	within = time.Minute
 	if code, answered := ask(identity.OfNode(), ""); code != http.StatusOK || !answered {
 		t.Errorf("the node has to wait: %d", code)
 	}

@@ -183,7 +183,7 @@ func TestRejectedRequestReleasesItsSlot(t *testing.T) {
 				for name, in := range map[string]*places{"strangers": &n.places().strangers, "streams of strangers": &n.places().strangeStreams} {
 					build.Eventually(t, "the places of "+name+" are given back", func() bool { return taken(in) == 0 })
 				}
-				if waited := time.Since(began); waited > questionWithin/2 {
+				if waited := time.Since(began); waited >= questionWithin {
 					t.Errorf("the place is given back after %s", waited)
 				}
 				_ = response.Body.Close()

@@ -182,7 +182,7 @@ func eventually(t *testing.T, check func() bool) {
 	t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.After(30 * time.Second); !check(); {
+	for deadline := time.After(2 * time.Minute); !check(); {
 		select {
 		case <-tick.C:
 		case <-deadline:

@@ -236,11 +236,11 @@ func (a *API) bookmarkLocked(group, resource string) json.RawMessage {
 	return raw
 }
 
-// Eventually waits until holds returns true, for at most 20 seconds. what describes the
+// Eventually waits until holds returns true, for at most two minutes. what describes the
 // condition in the failure message.
 func Eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	deadline := time.NewTimer(20 * time.Second)
+	deadline := time.NewTimer(2 * time.Minute)
 	defer deadline.Stop()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
