@@ -250,7 +250,7 @@ func newEnvironment(ctx context.Context, o atoll.Options, relayed bool) (e envir
 		}
 	}
 	if testing.Short() {
-		if err = waitForWebhooks(ctx, e); err != nil {
+		if err := waitForWebhooks(ctx, e); err != nil {
 			return e, done, err
 		}
 	}
