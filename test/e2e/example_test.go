@@ -18,6 +18,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/seats"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 const exampleDir = "../../examples/groups"
@@ -31,6 +32,9 @@ func TestExampleInAnyOrder(t *testing.T) {
 		"policies, labels, groups": {examplePolicies, exampleLabels, exampleGroups},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if name == "policies, labels, groups" {
+				tier.All(t, "a third order, in two forms")
+			}
 			inBothWays(t, func(_ *testing.T, f *fixture) { f.example(order...) })
 		})
 	}

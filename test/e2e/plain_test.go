@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // The tests of the form Plain, in which the cluster's own kube-scheduler calls the
@@ -44,6 +45,7 @@ func TestPlainSchedulerCallsExtenderForEveryPod(t *testing.T) {
 // TestPlainManagerKilledMidBurst is scenario 10 where the extender is called for every
 // pod: while no replica answers, pods without a policy wait too.
 func TestPlainManagerKilledMidBurst(t *testing.T) {
+	tier.All(t, "the same burst in another form")
 	f := plain.fixture(t)
 	f.group("burst-a", 5)
 	f.group("burst-b", 5)
