@@ -23,7 +23,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	nodeutil "k8s.io/component-helpers/node/util"
 	"k8s.io/utils/clock"
@@ -98,8 +97,7 @@ type scope struct {
 	group    *gm.NodeGroup
 	compiled membership.Group
 	invalid  error
-	// nodes are the nodes that the group selects, that carry its label, or that carry a label
-	// which names no existing group.
+	// nodes are the nodes that the group selects or that carry its label.
 	nodes []membership.Node
 	// relabel is the right value of the label of nodes whose label is wrong, by name of the
 	// node; "" is no label.
@@ -130,18 +128,22 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 // Reconcile runs the phases for one group.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	group := &gm.NodeGroup{}
-	if err := r.Client.Get(ctx, req.NamespacedName, group); err != nil {
-		if apierrors.IsNotFound(err) {
-			r.forget(req.Name)
-			r.statuses.Forget(req.Name)
-		}
-		return ctrl.Result{}, client.IgnoreNotFound(err)
+	err := r.Client.Get(ctx, req.NamespacedName, group)
+	if client.IgnoreNotFound(err) != nil {
+		return ctrl.Result{}, err
 	}
 	s := &scope{group: group, relabel: map[string]string{}, seen: map[string]*corev1.Node{}}
+	phases := []phase.Func[*scope]{r.adopt, r.label, r.finalize, r.report}
+	if err != nil { // nodes may carry its label: a person wrote it, or removed the finalizer
+		r.forget(req.Name)
+		r.statuses.Forget(req.Name)
+		group.Name, s.adopted = req.Name, true
+		phases = []phase.Func[*scope]{r.label}
+	}
 	if err := r.observe(ctx, s); err != nil {
 		return ctrl.Result{}, err
 	}
-	return phase.Run(ctx, s, r.adopt, r.label, r.finalize, r.report)
+	return phase.Run(ctx, s, phases...)
 }
 
 // adopt sets the finalizer. Nodes are labelled only after that.
@@ -187,12 +189,11 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	for i := range nodes.Items {
 		node := &nodes.Items[i]
 		has := node.Labels[gm.NodeGroupLabel]
-		_, exists := index.Get(has)
-		if has != s.group.Name && (has == "" || exists) && !s.compiled.Selects(node.Name, node.Labels) {
+		if has != s.group.Name && !s.compiled.Selects(node.Name, node.Labels) {
 			continue // it does not concern this group; Assign may test all groups, which is slow
 		}
 		want := index.Assign(node.Name, node.Labels)
-		if has != want && (has == s.group.Name || want == s.group.Name || has != "" && !exists) {
+		if has != want && (has == s.group.Name || want == s.group.Name) {
 			s.relabel[node.Name] = want
 		}
 		s.held = s.held || has == s.group.Name

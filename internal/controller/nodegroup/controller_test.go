@@ -160,12 +160,6 @@ func TestReconcileLabelsMembersOnly(t *testing.T) {
 			want:    map[string]string{"n": "g"},
 			reason:  map[string]string{"g": gm.ReasonMembersReady},
 		},
-		"a label that names no group is taken off by any": {
-			objects: []client.Object{build.NodeGroup("g"), build.Node("n", build.InGroup("nobody"))},
-			groups:  []string{"g"},
-			want:    map[string]string{},
-			reason:  map[string]string{"g": gm.ReasonNoMembers},
-		},
 		"a selector that cannot be used empties no group": {
 			objects: []client.Object{build.NodeGroup("g", selects(map[string]string{"not a key": "x"})), build.Node("n", build.InGroup("g"))},
 			groups:  []string{"g"},
@@ -269,6 +263,24 @@ func TestFinalizerIsAddedBeforeNodesAreLabelled(t *testing.T) {
 	s.reconcile("g")
 	if diff := cmp.Diff(map[string]string{"a": "g"}, s.labels()); diff != "" || !slices.Contains(s.group("g").Finalizers, gm.NodeGroupFinalizer) {
 		t.Errorf("finalizers are %v, wrong labels (-want +got):\n%s", s.group("g").Finalizers, diff)
+	}
+}
+
+// TestLabelsThatNameNoGroupAreRemoved, also if there is no group at all: a person wrote the label,
+// or removed a group's finalizer.
+func TestLabelsThatNameNoGroupAreRemoved(t *testing.T) {
+	labelled := func(name, group string) *corev1.Node { return build.Node(name, build.InGroup(group)) }
+	s := newSite(t, labelled("a", "gone"), labelled("b", "gone"), build.Node("c"))
+	for _, request := range s.groupsOf(t.Context(), labelled("a", "gone")) {
+		s.reconcile(request.Name)
+	}
+	if got := s.labels(); len(got) != 0 {
+		t.Errorf("nodes carry %v, and there is no NodeGroup", got)
+	}
+	s = newSite(t, build.NodeGroup("heir", build.Selects("b"), created(9)), labelled("a", "gone"), labelled("b", "gone"), labelled("c", "gone too"))
+	s.reconcile("gone")
+	if diff := cmp.Diff(map[string]string{"b": "heir", "c": "gone too"}, s.labels()); diff != "" {
+		t.Errorf("after group gone was deleted by force (-want +got):\n%s", diff)
 	}
 }
 

@@ -3,7 +3,6 @@ package nodegroup
 import (
 	"context"
 	"maps"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -40,14 +39,18 @@ func (r *Reconciler) groupsOf(ctx context.Context, node client.Object) []ctrl.Re
 	if err := r.Client.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
 		return nil // the cache has not started; when it has, every group is reconciled
 	}
-	has := node.GetLabels()[gm.NodeGroupLabel]
-	exists := has == "" || slices.ContainsFunc(list.Items, func(g gm.NodeGroup) bool { return g.Name == has })
 	var requests []ctrl.Request
+	add := func(group string) {
+		requests = append(requests, ctrl.Request{NamespacedName: types.NamespacedName{Name: group}})
+	}
+	has := node.GetLabels()[gm.NodeGroupLabel]
+	if has != "" { // whether the group exists or not
+		add(has)
+	}
 	for i := range list.Items {
 		group, _ := r.compile(&list.Items[i])
-		stray := i == 0 && !exists // the pass of any group removes a label that names no group
-		if has == group.Name || stray || group.Selects(node.GetName(), node.GetLabels()) {
-			requests = append(requests, ctrl.Request{NamespacedName: types.NamespacedName{Name: group.Name}})
+		if group.Name != has && group.Selects(node.GetName(), node.GetLabels()) {
+			add(group.Name)
 		}
 	}
 	return requests
