@@ -146,7 +146,8 @@ func (d *Assigner) answer(ctx context.Context, ask Request) (Answer, error) {
 	if len(a.Spread.Groups()) == 0 {
 		return Answer{NoSeat: true}, nil
 	}
-	request := seats.Request{Pod: ask.Token, Namespace: pod.Namespace, Cohort: a.Cohort, Total: a.Total, Spread: a.Spread}
+	request := d.Policies.SeatRequest(&a, ask.Token)
+	request.Namespace = pod.Namespace
 	if ask.Late {
 		if !d.Ledger.Admit(request, ask.DryRun) {
 			return Answer{NoSeat: true}, nil

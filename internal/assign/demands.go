@@ -11,12 +11,16 @@ import (
 	"github.com/atoll-k8s/atoll/internal/machinery/volumes"
 )
 
-// Demands is the part of a pod that restricts which nodes the pod may go to at all.
+// Demands is what a pod requires of a node.
 type Demands struct {
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
 	// Affinity is the required node affinity.
 	Affinity    *corev1.NodeSelector `json:"affinity,omitempty"`
 	Tolerations []corev1.Toleration  `json:"tolerations,omitempty"`
+	// Requests, Ports and Apart decide in which group the pod has room now.
+	Requests fit.Amounts `json:"requests,omitempty"`
+	Ports    []fit.Port  `json:"ports,omitempty"`
+	Apart    []fit.Apart `json:"apart,omitempty"`
 	// Volumes are the node affinities of the PersistentVolumes that the pod has already.
 	Volumes []*corev1.NodeSelector `json:"volumes,omitempty"`
 }
@@ -24,15 +28,24 @@ type Demands struct {
 // DemandsOf returns the demands of a pod that is not pinned yet. If the pod uses
 // PersistentVolumeClaims, it reads these and their volumes from the API server.
 func DemandsOf(ctx context.Context, client kubernetes.Interface, namespace string, pod *corev1.Pod) (*Demands, error) {
-	d := &Demands{NodeSelector: pod.Spec.NodeSelector, Tolerations: pod.Spec.Tolerations}
+	var affinity *corev1.NodeSelector
 	if a := pod.Spec.Affinity; a != nil && a.NodeAffinity != nil {
-		d.Affinity = a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+		affinity = a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
 	}
+	d := DemandsBy(fit.DemandOf(pod, affinity))
 	var err error
 	if d.Volumes, _, err = volumes.Of(ctx, client, namespace, &pod.Spec); apierrors.IsNotFound(err) {
 		return d, nil // a claim that is created after the pod has no volume yet
 	}
 	return d, err
+}
+
+// DemandsBy returns the demands without those of volumes.
+func DemandsBy(d *fit.Demand) *Demands {
+	return &Demands{
+		NodeSelector: d.NodeSelector, Affinity: d.Affinity, Tolerations: d.Tolerations,
+		Requests: d.Requests, Ports: d.Ports, Apart: d.Apart,
+	}
 }
 
 // Check compiles the demands for comparison with nodes. It returns nil for nil demands.
@@ -44,5 +57,8 @@ func (d *Demands) Check() (*fit.Check, error) {
 	if err != nil {
 		return nil, err
 	}
-	return fit.NewCheck(&fit.Demand{NodeSelector: d.NodeSelector, Affinity: d.Affinity, Tolerations: d.Tolerations}, reach), nil
+	return fit.NewCheck(&fit.Demand{
+		NodeSelector: d.NodeSelector, Affinity: d.Affinity, Tolerations: d.Tolerations,
+		Requests: d.Requests, Ports: d.Ports, Apart: d.Apart,
+	}, reach), nil
 }

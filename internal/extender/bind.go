@@ -111,7 +111,7 @@ func (h *Handler) prepare(ctx context.Context, pod *seats.Pod, node string) (sta
 	if err != nil && workload.Propagation == nil || err != nil && !unplaced {
 		return stamps{}, err
 	}
-	if h.Policies.IsBehind(pod, workload) {
+	if h.Policies.IsBehind(pod, workload, a.Owners) {
 		return stamps{}, errBehind
 	}
 	if !workload.Managed() {

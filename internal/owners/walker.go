@@ -438,7 +438,11 @@ func (w *Walker) handle(old, new *ownership.Object) {
 }
 
 func (w *Walker) putLocked(o *ownership.Object) (old *ownership.Object) {
-	old = w.dropLocked(o.UID)
+	if old = w.dropLocked(o.UID); old != nil {
+		if o.Replaced = old.Replaced; required(Propagation, old) != required(Propagation, o) || required(Override, old) != required(Override, o) {
+			o.Replaced = &old.Policies
+		}
+	}
 	w.objects[o.UID] = o
 	w.gone.Remove(o.UID)
 	if o.Controller != nil {

@@ -1,6 +1,7 @@
 package policies
 
 import (
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -14,14 +15,21 @@ const behindTime = 30 * time.Second
 
 // IsBehind returns whether a new pod names other policies than its workload has in the caches. The
 // webhook writes the names into the pod, so a replica may have seen a later state of the workload than
-// this one. After behindTime the workload has changed since.
-func (r *Resolver) IsBehind(pod *seats.Pod, workload ownership.PolicyOwners) bool {
+// this one. That is not so if this one has seen the workload with these names before: then the
+// policies were replaced after the pod was created. After behindTime they were too.
+func (r *Resolver) IsBehind(pod *seats.Pod, workload ownership.PolicyOwners, owners []*ownership.Object) bool {
 	if !pod.Admitted || r.clock.Now().Sub(pod.Created) > behindTime {
 		return false
 	}
 	has := workload.Policies()
-	differs := func(named, has string) bool { return named != "" && named != has }
-	return differs(pod.Policies.RequiredPropagation, has.RequiredPropagation) || differs(pod.Policies.RequiredOverride, has.RequiredOverride)
+	differs := func(required func(*ownership.Policies) string) bool {
+		named := required(&pod.Policies)
+		return named != "" && named != required(&has) && !slices.ContainsFunc(owners, func(o *ownership.Object) bool {
+			return o.Replaced != nil && required(o.Replaced) == named
+		})
+	}
+	return differs(func(p *ownership.Policies) string { return p.RequiredPropagation }) ||
+		differs(func(p *ownership.Policies) string { return p.RequiredOverride })
 }
 
 // OnHeld adds a handler that is called when SetHeld sets, changes or removes the reason of a

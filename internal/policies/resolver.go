@@ -286,6 +286,15 @@ type Assignment struct {
 // belongs. Only such pods get a seat.
 func (a *Assignment) Divided() bool { return a.Counted && a.PolicyOwners.Propagation != nil }
 
+// SeatRequest returns the request for the seat of a pod, or of a pod in creation, by its token.
+func (r *Resolver) SeatRequest(a *Assignment, pod types.UID) seats.Request {
+	request := seats.Request{Pod: pod, Cohort: a.Cohort, Total: a.Total, Spread: a.Spread}
+	if o := a.PolicyOwners.Propagation; o != nil && !a.Job { // Jobs of one CronJob are no revisions
+		request.Workload = r.walker.Descendants(o.UID)
+	}
+	return request
+}
+
 // Allows returns true if a pod that is not divided may be on a node of the group.
 func (a *Assignment) Allows(group string) bool {
 	return a.PolicyOwners.Propagation == nil || slices.Contains(a.Spread.Taking(), group)

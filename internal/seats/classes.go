@@ -334,7 +334,7 @@ func (l *Ledger) ClassCanTake(class capacity.Class, pod *Pod, volumes []*nodeaff
 	check := fit.NewCheck(&demand, volumes)
 	domains := check.Domains()
 	if domains != nil {
-		l.nodes.addDomains(domains, check, class, l.cohorts.podsByNode(owners, pod.UID))
+		l.nodes.addDomains(domains, check, class, "", l.cohorts.podsByNode(owners, pod.UID))
 	}
 	return l.nodes.searchClass(class, pod.GroupStamp, check, domains)
 }

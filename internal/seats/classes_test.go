@@ -3,6 +3,7 @@ package seats
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -433,6 +434,70 @@ func TestConcurrentClassRequestsNeverExceedTheCount(t *testing.T) {
 	}
 	if onDemand != count {
 		t.Errorf("%d are on-demand, want %d", onDemand, count)
+	}
+}
+
+// TestClassOfAnAdmittedPodIsGivenOnce: pods get their class at creation, and their seat in a group
+// with a max later. However the request for a seat ends, the class stays reserved until the watch
+// shows the pod.
+func TestClassOfAnAdmittedPodIsGivenOnce(t *testing.T) {
+	next := ask("next", 3, 1)
+	for name, seat := range map[string]func(r *classFixture, request Request){
+		"no seat is open": func(r *classFixture, request Request) {
+			request.Spread = atMost(t, 0, "hz")
+			if r.Admit(request, false) {
+				t.Error("admitted")
+			}
+		},
+		"a dry run": func(r *classFixture, request Request) { r.Admit(request, true) },
+		"the watch is behind for longer than a reservation lasts": func(r *classFixture, request Request) {
+			r.Admit(request, false)
+			r.clock.Step(takeTTL + time.Second)
+			if got := r.Overdue()["ns"]; len(got) != 1 {
+				t.Errorf("pods to look for are %v, want t", got)
+			}
+		},
+		"kube-scheduler sees the pod before the watch": func(r *classFixture, request Request) {
+			r.Take(request, false)
+			request.Pod, request.Token, request.Nodes = "uid", "t", []string{"hz-1"}
+			r.Reserve(request)
+			request.Nodes = nil // then there is no node for it
+			r.Reserve(request)
+			r.clock.Step(ReservationTTL)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newClassFixture(t)
+			r.ObserveNode(SlimNode(build.Node("hz-1", build.InGroup("hz"))))
+			first := ask("t", 3, 1)
+			first.Namespace = "ns"
+			r.take(capacity.OnDemand, first)
+			seat(r, Request{Pod: "t", Namespace: "ns", Cohort: first.Cohort, Total: 3, Spread: atMost(t, 3, "hz")})
+			r.take(capacity.Spot, next)
+		})
+	}
+}
+
+// TestConcurrentAdmissionsNeverExceedTheCount: pods of a burst get their class, and then ask
+// whether a seat is open, of which there are fewer than pods.
+func TestConcurrentAdmissionsNeverExceedTheCount(t *testing.T) {
+	r := newClassFixture(t)
+	r.ObserveNode(SlimNode(build.Node("hz-1", build.InGroup("hz"))))
+	const replicas, count = 200, 5
+	var onDemand atomic.Int32
+	var askers sync.WaitGroup
+	for i := range replicas {
+		token := types.UID(fmt.Sprint("t", i))
+		askers.Go(func() {
+			if class, _ := r.TakeClass(ask(token, replicas, count), false); class == capacity.OnDemand {
+				onDemand.Add(1)
+			}
+			r.Admit(Request{Pod: token, Cohort: Cohort{Owner: "web-1"}, Total: replicas, Spread: atMost(t, 2, "hz")}, false)
+		})
+	}
+	askers.Wait()
+	if got := onDemand.Load(); got != count {
+		t.Errorf("%d pods are on-demand, want %d", got, count)
 	}
 }
 

@@ -48,6 +48,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
+	"github.com/atoll-k8s/atoll/internal/domain/fit"
 )
 
 // ReservationTTL is how long a seat is reserved for a pod that was sent to a group and is
@@ -169,8 +170,7 @@ func (l *Ledger) observeLocked(pod *Pod) (old *Pod) {
 	s.cohort.intern(pod)
 	l.classifyLocked(pod)
 	l.waiting.observe(pod)
-	l.nodes.replacePod(s.pod, pod)
-	l.disruptions.replacePod(s.pod, pod)
+	l.replacePodLocked(s.pod, pod)
 	l.cohorts.observe(s, pod)
 	return old
 }
@@ -189,9 +189,27 @@ func (l *Ledger) entryLocked(uid types.UID, key Cohort) *seat {
 
 // dropLocked removes all that is recorded of a pod, except an announced disruption.
 func (l *Ledger) dropLocked(s *seat) {
-	l.nodes.replacePod(s.pod, nil)
-	l.disruptions.replacePod(s.pod, nil)
+	l.replacePodLocked(s.pod, nil)
 	l.cohorts.drop(s)
+}
+
+// replacePodLocked records that before is after now, as nodes.replacePod takes them.
+func (l *Ledger) replacePodLocked(before, after *Pod) {
+	l.nodes.replacePod(before, after)
+	l.disruptions.replacePod(before, after)
+	if before == nil || !before.Active || before.Node == "" || after != nil && after.Active {
+		return
+	}
+	n := l.nodes.byName[before.Node]
+	if n == nil || n.Group == "" || len(l.waiting.avoided[n.Group]) == 0 {
+		return
+	}
+	with := &fit.Use{}
+	with.Add(before.demand())
+	l.waiting.left(before, n.Group, func(demand *fit.Demand) bool {
+		check := fit.NewCheck(demand, nil)
+		return n.Open && check.Of(&n.Offer, &n.used, &n.leaving) == fit.Fits && check.Of(&n.Offer, &n.used, &n.leaving, with) != fit.Fits
+	})
 }
 
 // Pod returns the last observed state of a pod, or nil.

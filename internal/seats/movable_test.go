@@ -376,3 +376,55 @@ func TestTheRoomOfAPodThatFinishesIsFree(t *testing.T) {
 		t.Error("a finished pod uses its room")
 	}
 }
+
+// TestPodsAreNotMovedBesidePodsOfTheirWorkload: with required anti-affinity or topology spread, a
+// pod leaves only for a node where the rules let its successor run.
+func TestPodsAreNotMovedBesidePodsOfTheirWorkload(t *testing.T) {
+	named := func(name, group string) Node {
+		n := openNode(name, group)
+		n.Offer.Labels = map[string]string{"kubernetes.io/hostname": name, "zone": "z-" + group}
+		return n
+	}
+	type pod struct{ name, node string }
+	for name, tc := range map[string]struct {
+		rule    fit.Apart
+		others  []pod
+		further string // a further node of group b
+		want    []fit.Reason
+	}{
+		"each node of the group has one":             {fit.Apart{Key: "kubernetes.io/hostname"}, []pod{{"q", "b-0"}}, "", []fit.Reason{fit.TooClose}},
+		"one node of the group has none, for one":    {fit.Apart{Key: "kubernetes.io/hostname"}, []pod{{"q", "b-0"}}, "b-1", []fit.Reason{fit.Fits, fit.TooClose}},
+		"the zone has one":                           {fit.Apart{Key: "zone"}, []pod{{"q", "b-0"}}, "b-1", []fit.Reason{fit.TooClose}},
+		"spread over all nodes":                      {fit.Apart{Key: "kubernetes.io/hostname", Skew: 1, Everywhere: true}, []pod{{"q", "b-0"}, {"r", "a-1"}}, "", []fit.Reason{fit.TooClose}},
+		"spread over the nodes of its own group":     {fit.Apart{Key: "kubernetes.io/hostname", Skew: 1}, []pod{{"q", "b-0"}}, "", []fit.Reason{fit.Fits}},
+		"it leaves the domain to which it would go ": {fit.Apart{Key: "other"}, []pod{{"q", "b-0"}}, "", []fit.Reason{fit.Fits}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := NewLedger(testingclock.NewFakeClock(time.Unix(1_000_000, 0)))
+			for _, n := range []Node{named("a-0", "a"), named("a-1", "a"), named("b-0", "b")} {
+				l.ObserveNode(n)
+			}
+			if tc.further != "" {
+				l.ObserveNode(named(tc.further, "b"))
+			}
+			demand := &fit.Demand{Requests: nothing.Requests, Apart: []fit.Apart{tc.rule}}
+			for i, other := range tc.others {
+				p := pinned(other.name, "t-"+other.name, other.node[:1], other.node)
+				p.Demand = demand
+				if i == 0 {
+					p.Controller = &ownership.Reference{UID: "old"} // of another revision
+				}
+				l.Observe(p)
+			}
+			places := l.Places("old", "rs")
+			for i, want := range tc.want {
+				p := pinned(fmt.Sprint("p", i), fmt.Sprint("t", i), "a", "a-0")
+				p.Demand = demand
+				l.Observe(p)
+				if _, why := places.Take("b", p, nil); why != want {
+					t.Errorf("pod %d: %q, want %q", i, why, want)
+				}
+			}
+		})
+	}
+}

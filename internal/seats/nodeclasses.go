@@ -52,10 +52,12 @@ func (ns *nodes) emptyClass(since time.Duration) capacity.Class {
 }
 
 // addDomains adds all nodes to the domains in which the pods of a workload keep apart. pods
-// is the number of the workload's pods on each node.
-func (ns *nodes) addDomains(domains *fit.Domains, check *fit.Check, class capacity.Class, pods map[string]int) {
+// is the number of the workload's pods on each node. class and group are those that the pod
+// that is checked is restricted to; None and "" if it is not.
+func (ns *nodes) addDomains(domains *fit.Domains, check *fit.Check, class capacity.Class, group string, pods map[string]int) {
 	for _, n := range ns.byName {
-		domains.Add(&n.Offer, n.class == class && check.Matches(&n.Offer), pods[n.Name])
+		eligible := (class == capacity.None || n.class == class) && (group == "" || n.Group == group) && check.Matches(&n.Offer)
+		domains.Add(&n.Offer, eligible, pods[n.Name])
 	}
 }
 

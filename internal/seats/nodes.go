@@ -49,13 +49,15 @@ type nodes struct {
 
 type node struct {
 	Node
-	// exists is false for a node that was deleted, or not observed yet, and has pods.
-	exists bool
-	class  capacity.Class
+	// exists is false for a node that was deleted, or not observed yet, and has pods; deleted
+	// distinguishes the two.
+	exists, deleted bool
+	class           capacity.Class
 	// pods are the observed pods on the node, finished ones included.
 	pods map[types.UID]*Pod
-	// used is the sum of the demands of those pods that are not finished.
-	used fit.Use
+	// used is the sum of the demands of those pods that are not finished, and leaving is
+	// minus the sum of those of them that are terminating.
+	used, leaving fit.Use
 }
 
 // nodeChange is what observing or deleting a node has changed.
@@ -88,7 +90,7 @@ func (ns *nodes) observe(now Node, class capacity.Class) nodeChange {
 		ns.moved[now.Group] = ns.clock.Now()
 	}
 	change := ns.set(n, now, class)
-	n.exists = true
+	n.exists, n.deleted = true, false
 	return change
 }
 
@@ -99,7 +101,7 @@ func (ns *nodes) forget(name string) nodeChange {
 		return nodeChange{before: Node{Name: name}, after: Node{Name: name}}
 	}
 	change := ns.set(n, Node{Name: name}, capacity.None)
-	n.exists = false
+	n.exists, n.deleted = false, true
 	ns.removeUnused(n)
 	return change
 }
@@ -120,7 +122,7 @@ func (ns *nodes) set(n *node, now Node, class capacity.Class) nodeChange {
 // replacePod records that before is after now: nil for a pod that is not, or no longer, in
 // the ledger. before must be what the last call had as after.
 func (ns *nodes) replacePod(before, after *Pod) {
-	if before != nil && after != nil && before.Node == after.Node && before.Finished == after.Finished && before.demand() == after.demand() {
+	if before != nil && after != nil && before.Node == after.Node && before.Finished == after.Finished && before.Active == after.Active && before.demand() == after.demand() {
 		if after.Node != "" {
 			ns.ensure(after.Node).pods[after.UID] = after
 		}
@@ -132,6 +134,9 @@ func (ns *nodes) replacePod(before, after *Pod) {
 		if !before.Finished {
 			n.used.Remove(before.demand())
 		}
+		if before.terminating() {
+			n.leaving.Add(before.demand())
+		}
 		if after == nil || after.Node != before.Node {
 			ns.removeUnused(n)
 		}
@@ -141,6 +146,9 @@ func (ns *nodes) replacePod(before, after *Pod) {
 		n.pods[after.UID] = after
 		if !after.Finished {
 			n.used.Add(after.demand())
+		}
+		if after.terminating() {
+			n.leaving.Remove(after.demand())
 		}
 	}
 }
@@ -250,6 +258,12 @@ func (ns *nodes) class(name string) capacity.Class {
 	return capacity.None
 }
 
+// isDeleted returns whether a node was deleted and still has pods.
+func (ns *nodes) isDeleted(name string) bool {
+	n := ns.byName[name]
+	return n != nil && n.deleted
+}
+
 // intern returns the stored name of a node, so that one copy stays in memory.
 func (ns *nodes) intern(name string) string {
 	if n := ns.byName[name]; n != nil {
@@ -262,7 +276,7 @@ func (ns *nodes) intern(name string) string {
 // the group's label yet.
 func (ns *nodes) isNewcomer(pod *Pod) bool {
 	n := ns.ensure(pod.Node)
-	return pod.Pinned() && n.Group == "" && (!n.exists || ns.clock.Now().Before(n.Created.Add(newcomerTTL)))
+	return pod.Pinned() && n.Group == "" && !n.deleted && (!n.exists || ns.clock.Now().Before(n.Created.Add(newcomerTTL)))
 }
 
 // hasMembers returns whether a group has a node.
@@ -301,27 +315,47 @@ func (ns *nodes) podsOn(name string) []*Pod {
 	return slices.AppendSeq(make([]*Pod, 0, len(n.pods)), maps.Values(n.pods))
 }
 
-// reach returns whether the pod that is checked may go to one of the first limit nodes of a
-// group that it comes across, and if not, the names of the others.
-func (ns *nodes) reach(group string, check *fit.Check, limit int) (reached bool, others []string) {
-	looked := 0
-	for _, n := range ns.members[group] {
-		if looked++; looked <= limit {
-			if check.Reaches(&n.Offer) {
-				return true, nil
-			}
+// look adds what the named nodes, of those that are still members of a group, have for the
+// pod that is checked, until f has all that it looks for. names that were not looked at are
+// left.
+func (ns *nodes) look(f *found, group string, check *fit.Check, names iter.Seq[string]) {
+	for name := range names {
+		n := ns.members[group][name]
+		if n == nil {
 			continue
 		}
-		others = append(others, n.Name)
+		f.reached = f.reached || check.Reaches(&n.Offer)
+		if n.Open && f.places < f.want {
+			f.places += n.places(f, check)
+		}
+		if f.done() {
+			return
+		}
 	}
-	return false, others
 }
 
-// reachAny returns whether the pod that is checked may go to one of the named nodes, of those
-// that are still members of the group.
-func (ns *nodes) reachAny(group string, check *fit.Check, names []string) bool {
-	return slices.ContainsFunc(names, func(name string) bool {
-		n := ns.members[group][name]
-		return n != nil && check.Reaches(&n.Offer)
-	})
+// found is what look has found so far in one group.
+type found struct {
+	reached bool // the pod may go to a node of the group
+	// places is the number of pods like it that the group's nodes have room for, up to want,
+	// and apart, if it is not nil, are the nodes that are too close to other such pods.
+	places, want int
+	apart        *fit.Domains
+}
+
+func (f *found) done() bool { return f.reached && f.places >= f.want }
+
+// places returns for how many more pods the node has room once its terminating pods are gone.
+func (n *node) places(f *found, check *fit.Check) int {
+	most := check.Places(&n.Offer, f.want-f.places, &n.used, &n.leaving)
+	if f.apart == nil {
+		return most
+	}
+	for taken := range most {
+		if !f.apart.Take(&n.Offer) {
+			return taken
+		}
+		f.apart.Add(&n.Offer, true, 1)
+	}
+	return most
 }

@@ -1,6 +1,7 @@
 package seats
 
 import (
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
@@ -12,7 +13,13 @@ import (
 // decision. It is not safe for concurrent use.
 type Places struct {
 	ledger *Ledger
-	taken  map[string]*fit.Use // by node
+	// workload are the direct owners of the pods that anti-affinity and topology spread
+	// count. If there are none, the owner of the first pod is.
+	workload []types.UID
+	taken    map[string]*fit.Use // by node
+	// pods is the number of the workload's pods on each node, as if the pods for which
+	// places were found had left. nil until a pod with such rules comes.
+	pods map[string]int
 	// found is the result of the last search for the same demand in a group. The room only
 	// decreases, so a search that failed is not repeated.
 	found map[search]result
@@ -28,14 +35,14 @@ type result struct {
 	why  fit.Reason
 }
 
-// Places starts a search.
-func (l *Ledger) Places() *Places {
-	return &Places{ledger: l, taken: map[string]*fit.Use{}, found: map[search]result{}}
+// Places starts a search for pods of one workload, which are those of these owners.
+func (l *Ledger) Places(workload ...types.UID) *Places {
+	return &Places{ledger: l, workload: workload, taken: map[string]*fit.Use{}, found: map[search]result{}}
 }
 
 // CanTake returns whether some open node of a group could run the successor of a pod, and if
-// not, why. It checks what kube-scheduler's filters check of one pod and one node. It is
-// false for a group that the pod's owner avoids, because the successor would not get a seat
+// not, why. It checks what kube-scheduler's filters check of one pod and one node, and the
+// pods of its owner. It is false for a group that the pod's owner avoids, because the successor would not get a seat
 // there.
 func (l *Ledger) CanTake(group string, pod *Pod) (bool, fit.Reason) {
 	return l.Places().Take(group, pod, nil)
@@ -56,7 +63,7 @@ func (p *Places) Take(group string, pod *Pod, volumes []*nodeaffinity.NodeSelect
 	l := p.ledger
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.waiting.avoids(pod.Owner(), group) {
+	if l.waiting.avoids(pod.cohort(), group) {
 		return false, fit.Avoided
 	}
 	key := search{group, pod.demand()}
@@ -65,26 +72,59 @@ func (p *Places) Take(group string, pod *Pod, volumes []*nodeaffinity.NodeSelect
 		return false, before.why
 	}
 	check := fit.NewCheck(key.demand, volumes)
-	if searched && l.nodes.fits(group, before.node, check, p.taken) {
-		p.take(before.node, key.demand)
+	domains := p.domains(group, pod, check)
+	if searched && domains == nil && l.nodes.fits(group, before.node, check, p.taken) {
+		p.take(before.node, pod)
 		return true, fit.Fits
 	}
-	node, why := l.nodes.search(group, pod.ClassStamp, check, p.taken)
+	node, why := l.nodes.search(group, pod.ClassStamp, check, p.taken, domains)
 	switch {
 	case why == fit.Fits:
-		p.take(node, key.demand)
+		p.take(node, pod)
 		p.found[key] = result{node: node}
-	case len(volumes) == 0: // volumes are not part of the key
+	case len(volumes) == 0 && domains == nil: // neither is part of the key
 		p.found[key] = result{why: why}
 	}
 	return why == fit.Fits, why
 }
 
-func (p *Places) take(node string, demand *fit.Demand) {
+// domains counts the pods of the workload, without the pod that is to leave, by the rules
+// that keep them apart; nil if the pod has none.
+func (p *Places) domains(group string, pod *Pod, check *fit.Check) *fit.Domains {
+	domains := check.Domains()
+	if domains == nil {
+		return nil
+	}
+	if p.pods == nil {
+		if len(p.workload) == 0 {
+			p.workload = []types.UID{pod.Owner()}
+		}
+		p.pods = p.ledger.cohorts.podsByNode(p.workload, "")
+	}
+	if pod.Active && pod.Node != "" {
+		p.pods[pod.Node]--
+		defer func() { p.pods[pod.Node]++ }()
+	}
+	only := group // a pod that is pinned counts the nodes of its group only
+	if !pod.Pinned() {
+		only = ""
+	}
+	p.ledger.nodes.addDomains(domains, check, capacity.None, only, p.pods)
+	return domains
+}
+
+func (p *Places) take(node string, pod *Pod) {
 	if p.taken[node] == nil {
 		p.taken[node] = &fit.Use{}
 	}
-	p.taken[node].Add(demand)
+	p.taken[node].Add(pod.demand())
+	if p.pods == nil {
+		return
+	}
+	p.pods[node]++
+	if pod.Active && pod.Node != "" {
+		p.pods[pod.Node]--
+	}
 }
 
 // check compares the node with the pod that is checked. taken, by node, is used in addition
@@ -103,8 +143,9 @@ func (ns *nodes) fits(group, name string, check *fit.Check, taken map[string]*fi
 }
 
 // search returns an open node of a group on which the pod that is checked fits, or why there
-// is none. class is the one that the pod is restricted to; None if it is not.
-func (ns *nodes) search(group string, class capacity.Class, check *fit.Check, taken map[string]*fit.Use) (name string, why fit.Reason) {
+// is none. class is the one that the pod is restricted to; None if it is not. domains may be
+// nil.
+func (ns *nodes) search(group string, class capacity.Class, check *fit.Check, taken map[string]*fit.Use, domains *fit.Domains) (name string, why fit.Reason) {
 	why, ofClass := fit.NoOpenNode, class == capacity.None
 	for _, n := range ns.members[group] {
 		if !n.Open {
@@ -112,6 +153,9 @@ func (ns *nodes) search(group string, class capacity.Class, check *fit.Check, ta
 		}
 		ofClass = ofClass || n.class == class
 		reason := n.check(check, taken)
+		if reason == fit.Fits && domains != nil && !domains.Take(&n.Offer) {
+			reason = fit.TooClose
+		}
 		if reason == fit.Fits {
 			return n.Name, fit.Fits
 		}

@@ -59,7 +59,8 @@ type Pod struct {
 	// ClassStamp is the capacity class that the webhook gave the pod. Class is the one that
 	// the pod's demands leave to it; Observe sets it.
 	ClassStamp, Class capacity.Class
-	// NamesNode: the pod's owner created it for one node, and its class is that node's.
+	// NamesNode: the pod's owner created it for one node by spec.nodeName, so its successor
+	// comes to the same node.
 	NamesNode bool
 
 	// Scheduler is the pod's scheduler; "" for the default one, and for a name that is too long.
@@ -138,6 +139,9 @@ func (p *Pod) Owner() types.UID {
 	return p.UID
 }
 
+// cohort returns the cohort with which the pod is counted.
+func (p *Pod) cohort() Cohort { return Cohort{Owner: p.Owner(), Revision: p.Revision} }
+
 // Pinned returns whether the pod got its seat at creation: it can only go to the group
 // GroupStamp.
 func (p *Pod) Pinned() bool { return p.Seat != "" && p.GroupStamp != "" }
@@ -151,6 +155,9 @@ func (p *Pod) GivenUp() bool {
 // UserCost returns whether somebody else has set the pod's deletion cost, so that
 // atoll-manager must not write it.
 func (p *Pod) UserCost() bool { return p.HasCost && !p.OwnCost }
+
+// terminating returns whether the pod is about to leave its node, and still uses it.
+func (p *Pod) terminating() bool { return !p.Active && !p.Finished }
 
 // Key returns the namespace and the name of the pod.
 func (p *Pod) Key() types.NamespacedName {
@@ -207,7 +214,7 @@ func SlimBy(revision RevisionOf, pod *corev1.Pod) *Pod {
 		CreatedFor:    types.UID(short(pod.Annotations[gm.CreatedForAnnotation])),
 		Unassigned:    conditions.Bounded(pod.Annotations[gm.UnassignedAnnotation]),
 		ClassStamp:    capacity.ParseClass(pod.Labels[gm.CapacityClassLabel]),
-		NamesNode:     pod.Annotations[gm.CapacityReasonAnnotation] == capacity.NamesNode,
+		NamesNode:     pod.Annotations[gm.NamesNodeAnnotation] != "" || pod.Annotations[gm.CapacityReasonAnnotation] == capacity.NamesNode,
 		Marks:         marksOf(&pod.Spec),
 		For:           NodeOf(pod),
 		Node:          pod.Spec.NodeName,

@@ -1,8 +1,12 @@
 package seats
 
 import (
+	"iter"
+	"slices"
+
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 	"github.com/atoll-k8s/atoll/internal/domain/fit"
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
 )
@@ -34,6 +38,9 @@ type Request struct {
 	// Total is the number of pods that the cohort may have, as its owners state it. If the
 	// ledger has more active pods of the cohort, that number is used.
 	Total int
+	// Workload are all direct owners of pods of the workload, the cohort's included. nil
+	// means that there is no other.
+	Workload []types.UID
 	// Spread divides the pods over the groups.
 	Spread placement.Spread
 	// Nodes are the names of the nodes that can take the pod, from kube-scheduler. Only
@@ -42,6 +49,14 @@ type Request struct {
 	// Check returns which nodes the pod may go to at all; nil means all. Only Take and Place
 	// use it. It is used under the ledger's mutex, and must not be used elsewhere meanwhile.
 	Check *fit.Check
+}
+
+// owners returns Workload, or the cohort's owner.
+func (r *Request) owners() []types.UID {
+	if r.Workload == nil {
+		return []types.UID{r.Cohort.Owner}
+	}
+	return r.Workload
 }
 
 // Reserve reserves a seat in the group that is next, of those groups that have one of the
@@ -61,9 +76,7 @@ func (cs *cohorts) reserve(s *seat, r Request) (group string, why Reason) {
 	cs.unseat(s)
 	group, why = cs.choose(s, r)
 	if why != Seated {
-		if s.pod == nil {
-			cs.drop(s)
-		}
+		cs.giveUp(s)
 		return "", why
 	}
 	cs.seat(s, group)
@@ -78,12 +91,28 @@ func (cs *cohorts) claim(s *seat, token types.UID) bool {
 	if token == "" || s.pod != nil || taken == nil || taken.pod != nil || !taken.seated || taken.cohort != s.cohort {
 		return false
 	}
-	group := taken.group
+	group, class, namespace := taken.group, taken.granted, taken.namespace
 	cs.drop(taken)
 	cs.unseat(s)
 	cs.seat(s, group)
+	s.granted, s.namespace = class, namespace
+	cs.countClass(s)
 	cs.reserveFor(s, ReservationTTL)
 	return true
+}
+
+// giveUp takes the seat of an entry, and drops the entry if it holds nothing else. A class that
+// was granted to a pod in creation stays granted.
+func (cs *cohorts) giveUp(s *seat) {
+	namespace := s.namespace
+	cs.unseat(s)
+	switch {
+	case s.pod != nil:
+	case s.granted == capacity.None:
+		cs.drop(s)
+	default:
+		cs.promise(s, namespace)
+	}
 }
 
 // fixed returns whether the pod cannot go to another group any more. It is bound, or was
@@ -107,7 +136,7 @@ func (cs *cohorts) choose(s *seat, r Request) (string, Reason) {
 		c.feasible[i] = false
 	}
 	cs.markFeasible(c, groups, r.Nodes)
-	if i := r.Spread.Next(desired, c.current, c.feasible); i >= 0 {
+	if i := cs.next(c, r, desired, c.feasible); i >= 0 {
 		return groups[i], Seated
 	}
 	for i := range groups {
@@ -116,6 +145,55 @@ func (cs *cohorts) choose(s *seat, r Request) (string, Reason) {
 		}
 	}
 	return "", NoSeatOpen
+}
+
+// next returns the index of the group, of the feasible ones, that gets the next pod of a
+// cohort; -1 if none lacks pods. In a rollout, groups that lack pods over all revisions come
+// first: the successor of a pod takes the seat that this pod left, and not one in a group
+// whose nodes the pods of other revisions still use.
+func (cs *cohorts) next(c *cohort, r Request, desired []int, feasible []bool) int {
+	if all := cs.countAll(c, r); all != nil {
+		lacking := make([]bool, len(all))
+		for i := range all {
+			lacking[i] = feasible[i] && all[i] < desired[i]
+		}
+		if i := r.Spread.Next(desired, c.current, lacking); i >= 0 {
+			return i
+		}
+	}
+	return r.Spread.Next(desired, c.current, feasible)
+}
+
+// countAll returns the number of pods of all revisions of the workload in each group; nil if
+// there is one revision only.
+func (cs *cohorts) countAll(c *cohort, r Request) (all []int) {
+	for other := range cs.siblings(c, r.owners()) {
+		cs.lapse(other)
+		if all == nil {
+			all = slices.Clone(c.current)
+		}
+		for i, g := range r.Spread.Groups() {
+			all[i] += other.counts[g]
+		}
+	}
+	return all
+}
+
+// siblings are the other cohorts of a cohort's workload.
+func (cs *cohorts) siblings(c *cohort, owners []types.UID) iter.Seq[*cohort] {
+	return func(yield func(*cohort) bool) {
+		for _, uid := range owners {
+			o := cs.byOwner[uid]
+			if o == nil {
+				continue
+			}
+			for _, other := range o.cohorts {
+				if other != c && !yield(other) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // markFeasible marks the groups of the nodes. It is fast for most calls: nodes of one group
@@ -163,15 +241,14 @@ func (cs *cohorts) confirm(s *seat, r Request, group string) Reason {
 	}
 	cs.unseat(s)
 	why := cs.hasOpen(s.cohort, r, group)
-	switch {
-	case why == Seated:
-		cs.seat(s, group)
-		cs.reserveFor(s, ReservationTTL)
-		s.binding = true
-	case s.pod == nil:
-		cs.drop(s)
+	if why != Seated {
+		cs.giveUp(s)
+		return why
 	}
-	return why
+	cs.seat(s, group)
+	cs.reserveFor(s, ReservationTTL)
+	s.binding = true
+	return Seated
 }
 
 // hasOpen returns Seated if a group lacks pods of the cohort, or else why there is no seat.
@@ -203,7 +280,7 @@ func (cs *cohorts) keep(uid types.UID) {
 	}
 }
 
-// Release drops a reservation. An observed seat stays.
+// Release drops a reservation: of a pod its seat, of a token all of it. An observed seat stays.
 func (l *Ledger) Release(uid types.UID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -214,9 +291,9 @@ func (cs *cohorts) release(uid types.UID) {
 	s := cs.byPod[uid]
 	switch {
 	case s == nil || !s.reserved:
-	case s.pod == nil:
+	case s.token:
 		cs.drop(s)
 	default:
-		cs.unseat(s)
+		cs.giveUp(s)
 	}
 }

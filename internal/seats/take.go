@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
-	"github.com/atoll-k8s/atoll/internal/domain/fit"
 )
 
 // takeTTL is how long a seat is reserved for a pod that is being created before the Informer
@@ -32,14 +31,14 @@ func (l *Ledger) Take(r Request, dryRun bool) (group string, why Reason) {
 	if l.tooManyUnseen(r) {
 		return "", NoSeatOpen
 	}
-	usable := l.reached(groups, r.Check)
+	seen := l.survey(r)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.entryLocked(r.Pod, r.Cohort)
-	l.withoutAvoidedLocked(usable, groups, r.Cohort)
+	l.withoutAvoidedLocked(seen, groups, r.Cohort)
 	i := -1
 	if !s.cohort.tooManyUnseen(s, r.Total) {
-		i = l.cohorts.turn(s.cohort, r, groups, usable)
+		i = l.cohorts.turn(s.cohort, r, seen)
 	}
 	if (i < 0 || dryRun) && s.granted == capacity.None {
 		l.dropLocked(s)
@@ -88,37 +87,95 @@ func (cs *cohorts) markUnseen(s *seat) {
 // reachSlice is how many nodes are checked before the mutex is released for others.
 const reachSlice = 64
 
-// reached returns, for each group, whether the pod may go to one of its nodes at all. The
-// demands of a pod may be long, so the mutex is held for reachSlice nodes at a time.
-func (l *Ledger) reached(groups []string, check *fit.Check) []bool {
-	out := make([]bool, len(groups))
-	for i, g := range groups {
-		out[i] = check == nil || l.reaches(g, check)
-	}
-	return out
+// survey is what the nodes of the groups have for a pod, by index of the group.
+type survey struct {
+	// reached: the pod may go to a node of the group at all.
+	reached []bool
+	// usable: the group is reached, and its owner does not avoid it.
+	usable []bool
+	// roomy: it is usable, and has room now, beyond the pods of the workload that are on their
+	// way there. What terminating pods use counts as room.
+	roomy []bool
 }
 
-func (l *Ledger) reaches(group string, check *fit.Check) bool {
+// survey looks at the nodes of the groups. The demands of a pod may be long, so the mutex is
+// held for reachSlice nodes at a time.
+func (l *Ledger) survey(r Request) survey {
+	groups := r.Spread.Groups()
+	seen := survey{reached: make([]bool, len(groups)), usable: make([]bool, len(groups)), roomy: make([]bool, len(groups))}
+	for i, group := range groups {
+		if r.Check == nil {
+			seen.reached[i], seen.usable[i], seen.roomy[i] = true, true, true
+			continue
+		}
+		f := l.ahead(r, group)
+		if len(groups) == 1 {
+			f.want = 0 // there is no choice
+		}
+		l.look(&f, r, group)
+		seen.reached[i], seen.usable[i], seen.roomy[i] = f.reached, f.reached, f.reached && f.places >= f.want
+	}
+	return seen
+}
+
+// ahead begins a look at a group: room is wanted for the pod, and for those of its workload
+// that have a seat there and no node yet.
+func (l *Ledger) ahead(r Request, group string) found {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	reached, others := l.nodes.reach(group, check, reachSlice)
-	if reached {
-		return true
+	f := found{want: 1, apart: r.Check.Separate()}
+	c := l.cohorts.byKey[r.Cohort]
+	if c == nil {
+		c = &cohort{key: r.Cohort}
 	}
-	for part := range slices.Chunk(others, reachSlice) {
-		l.mu.Unlock()
-		l.mu.Lock() // others may have held it in between
-		if l.nodes.reachAny(group, check, part) {
-			return true
+	f.want += c.unbound[group]
+	for other := range l.cohorts.siblings(c, r.owners()) {
+		f.want += other.unbound[group]
+	}
+	if s := l.cohorts.entry(r.Pod); s != nil && s.unbound && s.group == group {
+		f.want-- // its own
+	}
+	if f.apart != nil {
+		for name, pods := range l.cohorts.podsByNode(r.owners(), "") {
+			if n := l.nodes.byName[name]; n != nil {
+				f.apart.Add(&n.Offer, true, pods)
+			}
 		}
 	}
-	return false
+	return f
 }
 
-// withoutAvoidedLocked sets usable to false for the groups that the cohort's owner avoids.
-func (l *Ledger) withoutAvoidedLocked(usable []bool, groups []string, cohort Cohort) {
+// look looks at the nodes of a group until f is done.
+func (l *Ledger) look(f *found, r Request, group string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var others []string
+	looked := 0
+	l.nodes.look(f, group, r.Check, func(yield func(string) bool) {
+		for name := range l.nodes.members[group] {
+			if looked++; looked > reachSlice {
+				others = append(others, name)
+			} else if !yield(name) {
+				return
+			}
+		}
+	})
+	for part := range slices.Chunk(others, reachSlice) {
+		if f.done() {
+			return
+		}
+		l.mu.Unlock()
+		l.mu.Lock() // others may have held it in between
+		l.nodes.look(f, group, r.Check, slices.Values(part))
+	}
+}
+
+// withoutAvoidedLocked takes the groups out that the cohort's owner avoids.
+func (l *Ledger) withoutAvoidedLocked(seen survey, groups []string, cohort Cohort) {
 	for i, g := range groups {
-		usable[i] = usable[i] && !l.waiting.avoids(cohort.Owner, g)
+		if l.waiting.avoids(cohort, g) {
+			seen.usable[i], seen.roomy[i] = false, false
+		}
 	}
 }
 
@@ -132,12 +189,13 @@ func (l *Ledger) Admit(r Request, dryRun bool) bool {
 	defer l.mu.Unlock()
 	s := l.entryLocked(r.Pod, r.Cohort)
 	open := l.cohorts.admits(s.cohort, r)
-	if !open || dryRun {
+	switch {
+	case open && !dryRun:
+		l.cohorts.promise(s, r.Namespace)
+	case s.granted == capacity.None:
 		l.dropLocked(s)
-		return open
 	}
-	l.cohorts.reserveFor(s, takeTTL)
-	return true
+	return open
 }
 
 // CanUngate returns whether a pod that waits at our gate may go to kube-scheduler: what
@@ -167,25 +225,69 @@ func (cs *cohorts) admits(c *cohort, r Request) bool {
 	return cs.openSeats(c, r) >= c.active-c.seated-c.gated
 }
 
-// turn returns the index of the group that is next, or -1. Groups that are not usable are
-// next only if no usable group lacks pods and none may have more than its share: a pod that
-// a usable group has above its share is on loan there.
-func (cs *cohorts) turn(c *cohort, r Request, groups []string, usable []bool) int {
+// turn returns the index of the group that is next, or -1: first of the groups with room,
+// then of the others. If no usable group lacks pods, the pod goes on loan to one that has room
+// above its share, then to a group that its owner avoids, and last to one that it cannot
+// reach.
+func (cs *cohorts) turn(c *cohort, r Request, seen survey) int {
 	cs.lapse(c)
 	total := max(r.Total, c.active)
 	desired := c.divide(r.Spread, total)
-	for i, g := range groups {
+	for i, g := range r.Spread.Groups() {
 		c.current[i] = c.counts[g]
 	}
-	if i := r.Spread.Next(desired, c.current, usable); i >= 0 {
-		return i
+	own := func(groups []bool) int { return cs.next(c, r, desired, groups) }
+	loan := func(groups []bool) int { return r.Spread.NextOnLoan(total, c.current, groups) }
+	closed := slices.Contains(seen.usable, false)
+	i := own(seen.roomy)
+	if i < 0 {
+		i = cs.besides(c, r, desired, seen)
 	}
-	if slices.Contains(usable, false) {
-		if i := r.Spread.NextOnLoan(total, c.current, usable); i >= 0 {
-			return i
+	if i < 0 {
+		i = own(seen.usable)
+	}
+	if i < 0 && closed {
+		i = loan(seen.roomy)
+	}
+	if i < 0 {
+		i = own(seen.reached)
+	}
+	if i < 0 && closed {
+		i = loan(seen.usable)
+	}
+	if i < 0 {
+		i = r.Spread.Next(desired, c.current, nil)
+	}
+	return i
+}
+
+// besides returns the index of a group with room for a pod of a rollout that would have to wait
+// for a pod of another revision to leave its group: of the groups that may have pods, the one
+// that is least above its share. It returns -1 if the pod need not wait for that, or if no
+// group has room. That other pod may be waiting for this one: then the rollout would stand
+// still, although without groups it would not.
+//
+// The groups have no more pods above their share or max than the rollout surges by, and these
+// are moved when the rollout is over.
+func (cs *cohorts) besides(c *cohort, r Request, desired []int, seen survey) int {
+	all, best, open := cs.countAll(c, r), -1, false
+	if all == nil {
+		return -1
+	}
+	for i, most := range r.Spread.Ceilings(max(r.Total, c.active)) {
+		if lacks := seen.usable[i] && c.current[i] < desired[i]; lacks && all[i] < desired[i] {
+			return -1
+		} else if lacks {
+			open = true
+		}
+		if seen.roomy[i] && most > 0 && (best < 0 || all[i]-desired[i] < all[best]-desired[best]) {
+			best = i
 		}
 	}
-	return r.Spread.Next(desired, c.current, nil)
+	if !open {
+		return -1 // the policy has no seat for it
+	}
+	return best
 }
 
 // Place reserves a seat in the group that is next for a pod that waits at our gate, for
@@ -193,17 +295,17 @@ func (cs *cohorts) turn(c *cohort, r Request, groups []string, usable []bool) in
 // and gets the same result.
 func (l *Ledger) Place(r Request) (group string, why Reason) {
 	groups := r.Spread.Groups()
-	usable := l.reached(groups, r.Check)
+	seen := l.survey(r)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(groups) == 0 {
 		return "", NoGroup
 	}
-	l.withoutAvoidedLocked(usable, groups, r.Cohort)
-	return l.cohorts.place(r, groups, usable)
+	l.withoutAvoidedLocked(seen, groups, r.Cohort)
+	return l.cohorts.place(r, seen)
 }
 
-func (cs *cohorts) place(r Request, groups []string, usable []bool) (group string, why Reason) {
+func (cs *cohorts) place(r Request, seen survey) (group string, why Reason) {
 	s := cs.byPod[r.Pod]
 	if s == nil || s.pod == nil || s.cohort.key != r.Cohort {
 		return "", NoSeatOpen // it was deleted, or has another owner or revision now
@@ -215,11 +317,12 @@ func (cs *cohorts) place(r Request, groups []string, usable []bool) (group strin
 		}
 		return s.group, Seated
 	}
-	i := cs.turn(s.cohort, r, groups, usable)
+	i := cs.turn(s.cohort, r, seen)
 	if i < 0 {
 		return "", NoSeatOpen
 	}
-	cs.seat(s, groups[i])
+	group = r.Spread.Groups()[i]
+	cs.seat(s, group)
 	cs.promise(s, s.pod.Namespace)
-	return groups[i], Seated
+	return group, Seated
 }

@@ -14,6 +14,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/fit"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
 )
 
@@ -330,7 +331,7 @@ func TestAPodOnANewcomerCountsInItsGroup(t *testing.T) {
 func TestAnAvoidedGroupGetsNoPodWhileOthersCan(t *testing.T) {
 	l, clock := newTestLedger("a", "b")
 	spread := weights("a", 9, "b", 1)
-	l.Avoid("rs", "a")
+	l.Avoid(podIn("avoids", ""), "a")
 	for i := range 5 { // beyond b's share: a share is no bound
 		if got := take(t, l, request(fmt.Sprint("t", i), 10, spread)); got != "b" {
 			t.Fatalf("pod %d went to %q, which is avoided", i, got)
@@ -383,7 +384,7 @@ func TestGroupIsAvoidedUntilItHasNewRoom(t *testing.T) {
 			tc.before(&before)
 			tc.after(&after)
 			l.ObserveNode(before)
-			l.Avoid("rs", "a")
+			l.Avoid(podIn("avoids", ""), "a")
 			l.ObserveNode(after)
 			if got := take(t, l, request("t", 10, weights("a", 9, "b", 1))); got != tc.want {
 				t.Errorf("the next pod goes to %q, want %q", got, tc.want)
@@ -401,7 +402,7 @@ func TestAnAvoidedGroupGetsThePodWhenNoOtherMay(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l, _ := newTestLedger("a", "b")
 			l.Observe(podIn("p", "node-b"))
-			l.Avoid("rs", "a")
+			l.Avoid(podIn("avoids", ""), "a")
 			if got := take(t, l, request("t", 2, spread)); got != "a" {
 				t.Errorf("went to %q", got)
 			}
@@ -716,12 +717,151 @@ func TestOrderOfGroupsWithAnAvoidedGroup(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			l, _ := newTestLedger("a", "b", "c")
-			l.Avoid("rs", tc.avoided)
+			l.Avoid(podIn("avoids", ""), tc.avoided)
 			for i, want := range tc.want {
 				if got := take(t, l, request(fmt.Sprint("t", i), 2, tc.spread)); got != want {
 					t.Errorf("pod %d goes to %q, want %q", i, got, want)
 				}
 			}
 		})
+	}
+}
+
+// port80 is the demand of a pod that listens on a port of its node.
+var port80 = &fit.Demand{Requests: fit.Amounts{{Name: "pods", Value: 1}}, Ports: []fit.Port{{Protocol: "TCP", Number: 80}}}
+
+// ofOwner makes a pod belong to another owner.
+func ofOwner(pod *Pod, owner types.UID) *Pod {
+	pod.Controller = &ownership.Reference{UID: owner}
+	return pod
+}
+
+// TestSuccessorTakesTheSeatThatWasLeft: in a rollout a new pod goes to the group that an old one
+// left, and not to the one that is first by the division, where an old pod still runs. At the end
+// the division is exact.
+func TestSuccessorTakesTheSeatThatWasLeft(t *testing.T) {
+	for _, left := range []string{"a", "b"} {
+		l, _ := newTestLedger("a", "b")
+		for _, g := range []string{"a", "b"} {
+			l.Observe(ofOwner(pinned("old-"+g, "t-"+g, g, "node-"+g), "old"))
+		}
+		l.Forget(types.UID("old-" + left))
+		r := request("t", 2, weights("a", 1, "b", 1))
+		r.Workload = []types.UID{"old", "rs"}
+		if got := take(t, l, r); got != left {
+			t.Errorf("the successor of the pod in %s goes to %s", left, got)
+		}
+		r.Pod = "next" // by the extender, before the other old pod is gone
+		r.Nodes = []string{"node-a", "node-b"}
+		group, _ := l.Reserve(r)
+		if counts := taken(l); group == left || counts["a"] != 1 || counts["b"] != 1 {
+			t.Errorf("the next goes to %s: %v", group, counts)
+		}
+	}
+}
+
+// TestAGroupWithRoomComesFirst: of the groups that lack pods, one whose nodes have room now is
+// next, as long as there is one. Pods on their way to a group have taken their room.
+func TestAGroupWithRoomComesFirst(t *testing.T) {
+	l, _ := newTestLedger("a", "b")
+	l.ObserveNode(openNode("node-b2", "b"))
+	other := ofOwner(podIn("other", "node-a"), "other")
+	other.Demand = port80
+	l.Observe(other)
+	spread := weights("a", 2, "b", 2)
+	next := func(pod string) string {
+		r := request(pod, 4, spread)
+		r.Check = fit.NewCheck(port80, nil)
+		return take(t, l, r)
+	}
+	for i, want := range []string{"b", "b", "a"} { // the third waits: there is room for none
+		if got := next(fmt.Sprint("t", i)); got != want {
+			t.Errorf("pod %d goes to %s, want %s", i, got, want)
+		}
+	}
+	l.Release("t0")
+	l.Release("t2")
+	leaving := *other
+	leaving.Active = false
+	l.Observe(&leaving)
+	if got := next("t3"); got != "a" {
+		t.Errorf("a pod that terminates makes room in a, and the next goes to %s", got)
+	}
+}
+
+// TestNoSeatBeyondTheMaxOfARollout: pods that the ranges have no seat for get none in a rollout
+// either.
+func TestNoSeatBeyondTheMaxOfARollout(t *testing.T) {
+	l, _ := newTestLedger("a")
+	l.Observe(ofOwner(pinned("old", "t-old", "a", "node-a"), "old"))
+	r := request("t", 2, atMost(t, 1, "a"))
+	r.Workload, r.Check = []types.UID{"old", "rs"}, fit.NewCheck(nothing, nil)
+	take(t, l, r)
+	r.Pod = "u"
+	if group, why := l.Take(r, false); why != NoSeatOpen {
+		t.Errorf("a second pod gets a seat in %q, whose max is 1", group)
+	}
+}
+
+// TestAnAvoidedGroupIsNotAvoidedOnceAPodLeavesIt, if that pod made room for the one that found
+// none.
+func TestAnAvoidedGroupIsNotAvoidedOnceAPodLeavesIt(t *testing.T) {
+	apart := &fit.Demand{Requests: port80.Requests, Apart: []fit.Apart{{Key: "kubernetes.io/hostname"}}}
+	for name, tc := range map[string]struct {
+		leaving *Pod
+		demand  *fit.Demand // of the pod that found no node
+		avoided bool
+	}{
+		"a pod of the same owner":           {podIn("x", "node-a"), nothing, false},
+		"a pod that used the port":          {ofOwner(podIn("x", "node-a"), "other"), port80, false},
+		"a pod that it was kept apart from": {ofOwner(podIn("x", "node-a"), "other"), apart, false},
+		"a pod that was in no way":          {ofOwner(podIn("x", "node-a"), "other"), needing(10), true},
+		"a pod of another group":            {podIn("x", "node-b"), nothing, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, _ := newTestLedger("a", "b")
+			tc.leaving.Demand = tc.demand
+			l.Observe(tc.leaving)
+			waits := podIn("waits", "")
+			waits.Demand = tc.demand
+			l.Avoid(waits, "a")
+			if canTake(l, "a", waits) {
+				t.Fatal("a is not avoided")
+			}
+			other := podIn("p", "")
+			if other.Revision = "r2"; !canTake(l, "a", other) {
+				t.Error("a pod of another revision avoids a too")
+			}
+			gone := *tc.leaving
+			gone.Active = false
+			l.Observe(&gone)
+			l.Forget("x")
+			if got := !canTake(l, "a", waits); got != tc.avoided {
+				t.Errorf("avoided: %t, want %t", got, tc.avoided)
+			}
+		})
+	}
+}
+
+// TestPodsOnADeletedNodeHoldNoSeat: nobody counts on them, although Kubernetes deletes them only
+// after a while and their conditions change in between.
+func TestPodsOnADeletedNodeHoldNoSeat(t *testing.T) {
+	l, _ := newTestLedger("a", "b")
+	l.Observe(pinned("p", "t", "a", "node-a"))
+	l.ForgetNode("node-a")
+	notReady := pinned("p", "t", "a", "node-a")
+	notReady.Ready = false
+	l.Observe(notReady)
+	for _, c := range l.View([]types.UID{"rs"}) {
+		if pod := c.Pods[0]; pod.Group != "" || !pod.Lost {
+			t.Errorf("its pod has a seat in %q, lost: %t", pod.Group, pod.Lost)
+		}
+	}
+	if got := take(t, l, request("successor", 1, weights("a", 1, "b", 1))); got != "a" {
+		t.Errorf("the successor goes to %q: a has no pod", got)
+	}
+	l.ObserveNode(openNode("node-a", "a")) // it is back
+	if c := l.View([]types.UID{"rs"}); c[0].Pods[0].Lost || c[0].Pods[0].Group != "a" {
+		t.Errorf("the node is back, and the pod's seat is in %q", c[0].Pods[0].Group)
 	}
 }

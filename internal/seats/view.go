@@ -25,6 +25,8 @@ type SeatView struct {
 	Seated bool
 	// Group is the NodeGroup of the seat; "" on a node without a group.
 	Group string
+	// Lost: the pod's node was deleted, and the pod will be.
+	Lost bool
 	// Class is the capacity class of the pod's node, or the class that the pod is restricted
 	// to.
 	Class capacity.Class
@@ -63,7 +65,7 @@ func (cs *cohorts) view(owners []types.UID) (out []CohortView) {
 			v := CohortView{Cohort: c.key, Pods: make([]SeatView, 0, len(c.seats))}
 			for _, s := range c.seats {
 				if s.pod != nil && s.pod.Active {
-					v.Pods = append(v.Pods, SeatView{Pod: s.pod, Seated: s.seated, Group: s.group, Class: s.class})
+					v.Pods = append(v.Pods, SeatView{Pod: s.pod, Seated: s.seated, Group: s.group, Lost: cs.nodes.isDeleted(s.pod.Node), Class: s.class})
 				}
 			}
 			if len(v.Pods) == 0 {

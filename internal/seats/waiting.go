@@ -2,15 +2,18 @@ package seats
 
 import (
 	"maps"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
+
+	"github.com/atoll-k8s/atoll/internal/domain/fit"
 )
 
 const (
-	// AvoidTime is how long an owner's new pods avoid a group in which one of its pods found
-	// no node. It doubles each time that the group still has no node, up to maxAvoidTime.
+	// AvoidTime is how long an owner's new pods of one revision avoid a group in which one of
+	// them found no node. It doubles each time that the group still has no node, up to maxAvoidTime.
 	AvoidTime = 5 * time.Minute
 	// maxAvoidTime is the maximum of that time.
 	maxAvoidTime = time.Hour
@@ -32,8 +35,9 @@ const (
 // waiting pods may be replaced. The Ledger's mutex guards it.
 type waiting struct {
 	clock clock.PassiveClock
-	// avoided are the groups in which new pods of an owner get no seat if another has one.
-	avoided map[avoidance]penalty
+	// avoided are, by group, the cohorts whose new pods get no seat there if another group has
+	// one.
+	avoided map[string]map[Cohort]penalty
 	// refused is until when new pods of an owner get their group at creation.
 	refused map[types.UID]time.Time
 	// remade is when the current round of MayRecreateUnschedulable began for an owner.
@@ -42,22 +46,18 @@ type waiting struct {
 	rounds map[types.UID]round
 }
 
-// avoidance is a group that the new pods of an owner avoid.
-type avoidance struct {
-	owner types.UID
-	group string
-}
-
-// penalty is until when a group is avoided, and how long that was at first.
+// penalty is until when a group is avoided, and how long that was at first. demand is that of
+// the pod that found no node there.
 type penalty struct {
-	until time.Time
-	span  time.Duration
+	until  time.Time
+	span   time.Duration
+	demand *fit.Demand
 }
 
 func newWaiting(clock clock.PassiveClock) *waiting {
 	return &waiting{
 		clock:   clock,
-		avoided: map[avoidance]penalty{},
+		avoided: map[string]map[Cohort]penalty{},
 		refused: map[types.UID]time.Time{},
 		remade:  map[types.UID]time.Time{},
 		rounds:  map[types.UID]round{},
@@ -76,9 +76,9 @@ func (w *waiting) observe(pod *Pod) {
 }
 
 // avoid is Avoid of the Ledger.
-func (w *waiting) avoid(owner types.UID, group string) {
-	key, now := avoidance{owner, group}, w.clock.Now()
-	last, known := w.avoided[key]
+func (w *waiting) avoid(pod *Pod, group string) {
+	now := w.clock.Now()
+	last, known := w.avoided[group][pod.cohort()]
 	span := AvoidTime
 	switch {
 	case known && now.Before(last.until):
@@ -86,24 +86,36 @@ func (w *waiting) avoid(owner types.UID, group string) {
 	case known && now.Before(last.until.Add(maxAvoidTime)):
 		span = min(2*last.span, maxAvoidTime)
 	}
-	w.avoided[key] = penalty{until: now.Add(span), span: span}
+	if w.avoided[group] == nil {
+		w.avoided[group] = map[Cohort]penalty{}
+	}
+	w.avoided[group][pod.cohort()] = penalty{until: now.Add(span), span: span, demand: pod.demand()}
 }
 
-// clearAvoided removes the penalty on a group for all owners. The span of each is kept,
+// clearAvoided removes the penalty on a group for all workloads. The span of each is kept,
 // because the new room may not fit the pod that found none.
 func (w *waiting) clearAvoided(group string) {
 	now := w.clock.Now()
-	for a, p := range w.avoided {
-		if a.group == group && now.Before(p.until) {
+	for cohort, p := range w.avoided[group] {
+		if now.Before(p.until) {
 			p.until = now
-			w.avoided[a] = p
+			w.avoided[group][cohort] = p
 		}
 	}
 }
 
-// avoids returns whether new pods of an owner avoid a group now.
-func (w *waiting) avoids(owner types.UID, group string) bool {
-	return w.clock.Now().Before(w.avoided[avoidance{owner, group}].until)
+// left removes the penalty on a group for the owner of a pod that leaves it, for pods that keep
+// apart by the same rules, as those of another revision do, and for those that have room now.
+func (w *waiting) left(pod *Pod, group string, madeRoom func(*fit.Demand) bool) {
+	maps.DeleteFunc(w.avoided[group], func(cohort Cohort, p penalty) bool {
+		apart := len(p.demand.Apart) > 0 && slices.Equal(p.demand.Apart, pod.demand().Apart)
+		return cohort.Owner == pod.Owner() || apart || madeRoom(p.demand)
+	})
+}
+
+// avoids returns whether new pods of a cohort avoid a group now.
+func (w *waiting) avoids(cohort Cohort, group string) bool {
+	return w.clock.Now().Before(w.avoided[group][cohort].until)
 }
 
 // isRefused is Refused of the Ledger.
@@ -132,19 +144,23 @@ func (w *waiting) remake(owner types.UID, created time.Time) (may bool, after ti
 // forget removes what has expired.
 func (w *waiting) forget() {
 	now := w.clock.Now()
-	maps.DeleteFunc(w.avoided, func(_ avoidance, p penalty) bool { return now.After(p.until.Add(maxAvoidTime)) })
+	maps.DeleteFunc(w.avoided, func(_ string, cohorts map[Cohort]penalty) bool {
+		maps.DeleteFunc(cohorts, func(_ Cohort, p penalty) bool { return now.After(p.until.Add(maxAvoidTime)) })
+		return len(cohorts) == 0
+	})
 	maps.DeleteFunc(w.refused, func(_ types.UID, until time.Time) bool { return now.After(until) })
 	maps.DeleteFunc(w.remade, func(_ types.UID, began time.Time) bool { return now.After(began.Add(refusedTime)) })
 	maps.DeleteFunc(w.rounds, func(_ types.UID, r round) bool { return now.After(r.ends().Add(maxRound)) })
 }
 
-// Avoid makes new pods of an owner avoid a group for AvoidTime, or until a node of the group
-// has more room than before. If the group was avoided until less than maxAvoidTime ago, it is
-// avoided for twice as long as the last time.
-func (l *Ledger) Avoid(owner types.UID, group string) {
+// Avoid makes new pods of a pod's owner and revision avoid a group for AvoidTime, or until a
+// node of the group has more room than before, or a pod of the owner leaves the group. If the
+// group was avoided until less than maxAvoidTime ago, it is avoided for twice as long as the
+// last time.
+func (l *Ledger) Avoid(pod *Pod, group string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.waiting.avoid(owner, group)
+	l.waiting.avoid(pod, group)
 }
 
 // Refused returns whether, in the last refusedTime, a pod of the owner was observed that

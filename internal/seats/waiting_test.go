@@ -15,7 +15,7 @@ import (
 func TestLoanRespectsTheMaxOfAGroup(t *testing.T) {
 	l, _ := newTestLedger("a", "b")
 	spread := atMost(t, 3, "a", "b") // of four pods, a has three and b one
-	l.Avoid("rs", "a")
+	l.Avoid(podIn("avoids", ""), "a")
 	for i := range 3 {
 		if got := take(t, l, request(fmt.Sprint("t", i), 4, spread)); got != "b" {
 			t.Fatalf("pod %d went to %q, want b: its max is 3", i, got)
@@ -39,14 +39,14 @@ func TestAGroupThatStaysClosedIsAvoidedForLonger(t *testing.T) {
 		return d
 	}
 	for i, want := range []int{5, 10, 20, 40, 60, 60} {
-		l.Avoid("rs", "a")
-		l.Avoid("rs", "a") // for another of its pods
+		l.Avoid(podIn("avoids", ""), "a")
+		l.Avoid(podIn("avoids", ""), "a") // for another of its pods
 		if got := avoided(); got != time.Duration(want)*time.Minute {
 			t.Errorf("time %d: avoided for %s, want %d minutes", i+1, got, want)
 		}
 	}
 	clock.Step(2 * time.Hour)
-	l.Avoid("rs", "a")
+	l.Avoid(podIn("avoids", ""), "a")
 	if got := avoided(); got != AvoidTime {
 		t.Errorf("after two hours: avoided for %s, want %s", got, AvoidTime)
 	}
@@ -66,7 +66,7 @@ func TestLoansBetweenTwoGroupsBackOff(t *testing.T) {
 					clock.Step(5 * time.Second)
 					l.Lapse()
 				}
-				l.Avoid("rs", here)
+				l.Avoid(podIn("avoids", ""), here)
 				here, other = other, here
 				if swings++; clears && swings == 6 {
 					l.mu.Lock()

@@ -93,6 +93,10 @@ const (
 	// a workload without it was created past the webhook and is counted.
 	AdmittedAnnotation = "atoll.dev/admitted"
 
+	// NamesNodeAnnotation is put on such a pod if it named its node when it was created. It is
+	// not moved, because its successor would come to the same node.
+	NamesNodeAnnotation = "atoll.dev/names-node"
+
 	// OverridesAnnotation is set on a pod at creation: a hash of the overrides of
 	// fields that cannot change later. A pod whose hash differs from that of the
 	// current rules is replaced.

@@ -48,7 +48,7 @@ func (r *Reconciler) restartJob(ctx context.Context, w *workload, job *ownership
 			continue
 		}
 		if err == nil {
-			r.Ledger.Avoid(c.Owner, pod.Group)
+			r.Ledger.Avoid(pod.Pod, pod.Group)
 			log.FromContext(ctx).Info("Suspended a Job to recreate pods that found no node in their NodeGroup", "job", job.Namespace+"/"+job.Name, "nodeGroup", pod.Group)
 			r.jobRestarted(job, pod.Pod, pod.Group)
 		} else if !jobs.Refused(err) && !errors.Is(err, jobs.ErrGone) {

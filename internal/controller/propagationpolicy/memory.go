@@ -41,13 +41,13 @@ func (m *memory) settled(w *workload, now time.Time, stabilization time.Duration
 	return rollout.Settled(&w.observed, now, stabilization)
 }
 
-// failed returns whether the last eviction of a cohort's pod was of no use: see
-// rebalance.Rollout.
-func (m *memory) failed(w *workload, c rebalance.CohortKey) bool {
+// failed returns whether the last eviction in a rollout that stands still was of no use:
+// see rebalance.Rollout.
+func (m *memory) failed(w *workload) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	rollout := m.rollouts[w.object.UID]
-	return rollout != nil && rollout.Failed(c, w.plan.Surplus[c])
+	return rollout != nil && rollout.Failed(w.plan.Surplus)
 }
 
 // see looks where the successors of evicted pods are by now.
@@ -68,8 +68,7 @@ func (m *memory) evicted(w *workload, pod *seats.Pod) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if rollout := m.rollouts[w.object.UID]; rollout != nil {
-		c := keyOf(cohortOf(pod))
-		rollout.Evicted(c, w.plan.Surplus[c])
+		rollout.Evicted(w.plan.Surplus)
 	}
 	if pod.Node == "" || len(w.cohorts) != 1 {
 		return

@@ -122,26 +122,35 @@ func (r *Reconciler) observeWorkload(ctx context.Context, s *scope, object *owne
 func (r *Reconciler) observePods(w *workload, below []types.UID) {
 	w.cohorts = r.Ledger.View(below)
 	w.pods = map[types.UID]*seats.Pod{}
-	w.observed.Cohorts = make([]rebalance.Cohort, len(w.cohorts))
-	for i, view := range w.cohorts {
-		owner := r.Walker.Get(view.Owner)
-		c := rebalance.Cohort{
-			CohortKey: keyOf(view.Cohort), OfReplicaSet: owner != nil && owner.Kind == "ReplicaSet",
-			Pods: make([]rebalance.Pod, len(view.Pods)),
-		}
-		for j, pod := range view.Pods {
+	for _, view := range w.cohorts {
+		for _, pod := range view.Pods {
 			w.pods[pod.UID] = pod.Pod
+		}
+	}
+	w.observed.Cohorts = cohortsOf(w.cohorts, func(uid types.UID) bool {
+		owner := r.Walker.Get(uid)
+		return owner != nil && owner.Kind == "ReplicaSet"
+	})
+}
+
+// cohortsOf returns the cohorts as plans see them, with the same indexes.
+func cohortsOf(views []seats.CohortView, isReplicaSet func(owner types.UID) bool) []rebalance.Cohort {
+	cohorts := make([]rebalance.Cohort, len(views))
+	for i, view := range views {
+		c := rebalance.Cohort{CohortKey: keyOf(view.Cohort), OfReplicaSet: isReplicaSet(view.Owner), Pods: make([]rebalance.Pod, len(view.Pods))}
+		for j, pod := range view.Pods {
 			c.Pods[j] = rebalance.Pod{
 				Candidate: placement.Candidate{
 					UID: pod.UID, Node: pod.Node, Bound: pod.Node != "", Ready: pod.Ready,
 					DeletionCost: pod.DeletionCost, Created: pod.Created,
 				},
 				Name: pod.Name, Group: pod.Group, Seated: pod.Seated, Pinned: pod.Pinned(), Gated: pod.Gated,
-				Available: pod.Available(), HasCost: pod.HasCost, UserCost: pod.UserCost(),
+				NamesNode: pod.NamesNode, Lost: pod.Lost, Available: pod.Available(), HasCost: pod.HasCost, UserCost: pod.UserCost(),
 			}
 		}
-		w.observed.Cohorts[i] = c
+		cohorts[i] = c
 	}
+	return cohorts
 }
 
 func keyOf(c seats.Cohort) rebalance.CohortKey {
@@ -215,20 +224,16 @@ func (r *Reconciler) observeRollout(w *workload, stabilization time.Duration) er
 	return phase.Wait("the rollout to stand still", left)
 }
 
-// avoidFailed makes a cohort of a rollout that stands still avoid the groups that lack
-// its pods, if the last pod that was moved did not come there: kube-scheduler may have a
-// reason that canTake does not check. It returns whether any cohort avoids a group now.
+// avoidFailed makes the owners of a rollout that stands still avoid the groups that lack
+// pods, if the last pod that was moved did not come there: kube-scheduler may have a
+// reason that canTake does not check. It returns whether any group is avoided now.
 func (r *Reconciler) avoidFailed(w *workload) (avoids bool) {
-	if !w.observed.Balanced || len(w.cohorts) <= 1 {
+	if !w.observed.Balanced || len(w.cohorts) <= 1 || !r.memory.failed(w) {
 		return false
 	}
-	for i := range w.observed.Cohorts {
-		c := &w.observed.Cohorts[i]
-		if !r.memory.failed(w, c.CohortKey) {
-			continue
-		}
-		for _, group := range w.observed.Lacking(c) {
-			r.Ledger.Avoid(c.Owner, group)
+	for _, group := range w.observed.Lacking() {
+		for _, c := range w.cohorts {
+			r.Ledger.Avoid(c.Pods[0].Pod, group)
 			avoids = true
 		}
 	}

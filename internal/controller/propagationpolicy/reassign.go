@@ -29,6 +29,7 @@ const (
 //
 //	has no group, refused by the extender ──lateTime──► recreated in the group that lacks pods
 //	waits in a group ──rescheduleAfterSeconds, and another group has room──► recreated on loan there
+//	waits in a group for pods of another revision ──another group has room──► recreated there
 //
 // It does so only if the pod's owner creates a successor. Pods of a Job that has not
 // started are recreated by suspending the Job.
@@ -126,7 +127,7 @@ func (r *Reconciler) lend(ctx context.Context, w *workload, cohort int, after ti
 		if pod.Node != "" || !pod.Pinned() || !pod.Unschedulable || pod.Nominated {
 			continue
 		}
-		if left := r.left(pod.UnschedulableSince, after); left > 0 {
+		if left := r.left(pod.UnschedulableSince, after); left > 0 && !w.observed.BehindOthers(pod.Group) {
 			errs = append(errs, phase.Wait("a node in the pod's NodeGroup", left))
 			continue
 		}
@@ -137,7 +138,7 @@ func (r *Reconciler) lend(ctx context.Context, w *workload, cohort int, after ti
 			errs = append(errs, phase.Wait("room in another NodeGroup", retryFeasible))
 			continue
 		}
-		r.Ledger.Avoid(c.Owner, pod.Group)
+		r.Ledger.Avoid(pod.Pod, pod.Group)
 		gone, err := r.discard(ctx, pod.Pod)
 		if gone {
 			lent++

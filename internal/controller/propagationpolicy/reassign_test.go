@@ -206,7 +206,7 @@ func TestPendingSurplusPodsLeaveFirstWithoutAToken(t *testing.T) {
 func TestPodsAreNotMovedToAGroupThatTheirOwnerAvoids(t *testing.T) {
 	s := newFixture(t, join(base(), web("hz", "hz", "bj", "bj", "bj"))...)
 	s.Settle(t)
-	s.World.Ledger.Avoid("web-1", "hz")
+	s.World.Ledger.Avoid(s.World.Ledger.Pod("web-1-0"), "hz")
 	s.reconcile()
 	if len(s.Evicted) != 0 || s.reason() != gm.ReasonNoFeasibleTarget {
 		t.Errorf("evicted %v, reason %s", s.Evicted, s.reason())

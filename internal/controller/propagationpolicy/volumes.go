@@ -17,7 +17,7 @@ import (
 // canTake returns rebalance.Workload.CanTake for one plan of a workload. It sets
 // w.unread if the volumes of a pod cannot be read.
 func (r *Reconciler) canTake(ctx context.Context, w *workload) func(string, *rebalance.Pod) (bool, rebalance.Obstacle) {
-	places, reads := r.Ledger.Places(), 0
+	places, reads := r.Ledger.Places(r.Walker.Descendants(w.object.UID)...), 0
 	return func(group string, of *rebalance.Pod) (bool, rebalance.Obstacle) {
 		pod := w.pods[of.UID]
 		var affinity []*nodeaffinity.NodeSelector

@@ -107,6 +107,30 @@ func TestPodsWithNewerPolicyLabelsStayGated(t *testing.T) {
 	}
 }
 
+// TestPodsOfAReplacedPolicyLeaveTheGateAtOnce: the leader has seen the workload with the policies
+// that the pod names, so the workload has changed since, and not only for the webhook.
+func TestPodsOfAReplacedPolicyLeaveTheGateAtOnce(t *testing.T) {
+	for name, after := range map[string]build.Option{
+		"no policy":               build.Replicas(1),
+		"policies of other names": build.Bound("other", "other"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			other := build.OverridePolicy("other", build.Registry("hz", "hz.io"))
+			s := newSite(t, build.Deployment("web", build.Requires("p", "o")), build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web"))), build.PropagationPolicy("other", build.Weight(1, "hz")), other, node)
+			s.World.Add(t, gated("a", 0, build.OwnedBy(build.ReplicaSet("web-1")), build.Container("c", "nginx:1"), build.Requires("p", "o"), build.Annotation(gm.AdmittedAnnotation, "true")))
+			s.reconcile("web")
+			if len(s.woken) != 0 {
+				t.Fatal("the pod does not wait for its policies")
+			}
+			s.World.Walker.Put(build.Owner(build.Deployment("web", after)))
+			s.reconcile("web")
+			if len(s.woken) == 0 {
+				t.Error("the pod waits until it is old")
+			}
+		})
+	}
+}
+
 func TestAMissingPermissionToBindIsAnEventOnTheWorkload(t *testing.T) {
 	s := newSite(t, policy, build.Deployment("web", build.Requires("p", "")))
 	denied := apierrors.NewForbidden(schema.GroupResource{Group: "apps", Resource: "deployments"}, "web", errors.New(`User "atoll" cannot patch resource "deployments"`))

@@ -93,9 +93,9 @@ func (r *Reconciler) releaseCohort(ctx context.Context, s *scope, cohort seats.C
 // policies. The caches hold the owners of nearly every pod. Other errors of the walk are
 // left to replace.
 func (r *Reconciler) checkOwners(ctx context.Context, pod *seats.Pod) error {
-	workload, _, err := r.Walker.PolicyOwners(ctx, pod.Object())
+	workload, chain, err := r.Walker.PolicyOwners(ctx, pod.Object())
 	switch {
-	case err == nil && r.Policies.IsBehind(pod, workload):
+	case err == nil && r.Policies.IsBehind(pod, workload, chain):
 		return waitForOwners()
 	case errors.Is(err, owners.ErrOwnerUnread):
 		return phase.Wait(err.Error(), retryUnread)
@@ -118,9 +118,9 @@ func (r *Reconciler) releaseLeft(ctx context.Context, s *scope) error {
 			if pod.Node != "" || !pod.Gated && !pod.Unschedulable {
 				continue
 			}
-			workload, _, err := r.Walker.PolicyOwners(ctx, pod.Object())
+			workload, chain, err := r.Walker.PolicyOwners(ctx, pod.Object())
 			if err == nil && pod.Gated {
-				if r.Policies.IsBehind(pod.Pod, workload) { // before its class, which may take the gate off
+				if r.Policies.IsBehind(pod.Pod, workload, chain) { // before its class, which may take the gate off
 					errs = append(errs, waitForOwners())
 					continue
 				}
@@ -157,7 +157,7 @@ func (r *Reconciler) openSeats(ctx context.Context, pod *seats.Pod) (open int, p
 	if err != nil || !a.Counted || len(a.Spread.Groups()) == 0 {
 		return math.MaxInt, false, seats.Request{} // nothing limits the pods
 	}
-	request = seats.Request{Cohort: a.Cohort, Total: a.Total, Spread: a.Spread}
+	request = r.Policies.SeatRequest(&a, "")
 	return r.Ledger.Open(request), false, request
 }
 

@@ -155,10 +155,10 @@ func (r *Reconciler) place(ctx context.Context, pod *seats.Pod, a policies.Assig
 		}
 		return group, nil
 	}
-	request := seats.Request{Pod: pod.UID, Cohort: a.Cohort, Total: a.Total, Spread: a.Spread}
+	request := r.Policies.SeatRequest(&a, pod.UID)
 	demands := &assign.Demands{}
 	if pod.Demand != nil {
-		demands.NodeSelector, demands.Affinity, demands.Tolerations = pod.Demand.NodeSelector, pod.Demand.Affinity, pod.Demand.Tolerations
+		demands = assign.DemandsBy(pod.Demand)
 		if pod.Demand.Claims || pod.Demand.Partial {
 			if r.Ledger.Open(request) == 0 {
 				return "", phase.Wait("a seat for a pod at the gate", retrySeat)

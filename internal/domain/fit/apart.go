@@ -67,11 +67,19 @@ type Domains struct {
 }
 
 // Domains returns an empty count for the workload of the pod, nil if the pod has no rules.
-func (c *Check) Domains() *Domains {
-	if len(c.demand.Apart) == 0 {
+func (c *Check) Domains() *Domains { return domainsOf(c.demand.Apart) }
+
+// Separate is Domains for the pod's anti-affinity only. So the nodes on which the workload
+// has no pod need not be added.
+func (c *Check) Separate() *Domains {
+	return domainsOf(slices.DeleteFunc(slices.Clone(c.demand.Apart), func(rule Apart) bool { return rule.Skew > 0 }))
+}
+
+func domainsOf(rules []Apart) *Domains {
+	if len(rules) == 0 {
 		return nil
 	}
-	d := &Domains{rules: c.demand.Apart}
+	d := &Domains{rules: rules}
 	for range d.rules {
 		d.pods = append(d.pods, map[string]int{})
 	}
@@ -114,6 +122,9 @@ func (d *Domains) Take(n *Node) bool {
 
 // fewestOf returns the number of pods in the domain with the fewest.
 func (d *Domains) fewestOf(rule int) int {
+	if d.rules[rule].Skew == 0 {
+		return 0 // not used
+	}
 	if len(d.pods[rule]) < int(d.rules[rule].MinDomains) {
 		return 0
 	}

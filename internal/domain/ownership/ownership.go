@@ -30,6 +30,9 @@ type Object struct {
 
 	// Policies has the values of the object's required and binding labels.
 	Policies Policies
+	// Replaced are the policies that the object required before, if the caches saw a change of
+	// them; nil if they did not.
+	Replaced *Policies
 	// IgnoreMissing is true if the missing-policy annotation is Ignore.
 	IgnoreMissing bool
 	// Replicas is the number of pods that the object wants (spec.replicas, of a Job

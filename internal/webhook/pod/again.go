@@ -30,10 +30,11 @@ import (
 const proofTTL = 30 * time.Second
 
 // prove adds the proof to a pod that has a seat, an admission, a capacity class or the
-// reason for it.
+// reason for it, or that names its node.
 func (w *Webhook) prove(pod *corev1.Pod, namespace string) {
 	stamps := []string{
 		pod.Annotations[gm.SeatAnnotation], pod.Annotations[gm.AdmissionAnnotation], pod.Labels[gm.CapacityClassLabel], pod.Annotations[gm.CapacityReasonAnnotation],
+		pod.Annotations[gm.NamesNodeAnnotation],
 	}
 	if !slices.ContainsFunc(stamps, func(stamp string) bool { return stamp != "" }) {
 		return
@@ -74,7 +75,7 @@ func proof(key []byte, pod *corev1.Pod, namespace, until string) string {
 		until, namespace, string(owner), pod.Labels[gm.NodeGroupLabel], pod.Labels[gm.CapacityClassLabel],
 		pod.Annotations[gm.SeatAnnotation], pod.Annotations[gm.AdmissionAnnotation], pod.Annotations[gm.OriginalImagesAnnotation],
 		pod.Annotations[gm.OverridesAnnotation], pod.Annotations[gm.CreatedForAnnotation], pod.Annotations[gm.UnassignedAnnotation],
-		pod.Annotations[gm.CapacityReasonAnnotation],
+		pod.Annotations[gm.CapacityReasonAnnotation], pod.Annotations[gm.NamesNodeAnnotation],
 	})
 	mac := hmac.New(sha256.New, key)
 	_, _ = mac.Write(message)

@@ -126,6 +126,7 @@ func TestUndividedPodsAreNotChanged(t *testing.T) {
 			want.Namespace, want.UID = "", ""
 			got := admit(t, w, tc.pod, false)
 			delete(got.Annotations, gm.AdmittedAnnotation)
+			delete(got.Annotations, gm.NamesNodeAnnotation)
 			if tc.pod.Spec.NodeName != "" && got.Annotations[gm.CapacityReasonAnnotation] != "" {
 				delete(got.Annotations, gm.CapacityReasonAnnotation) // the reason is that the pod names its node
 			}

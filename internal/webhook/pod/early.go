@@ -105,6 +105,30 @@ func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership
 	return settled
 }
 
+// overrideOnNode gives a pod that names its node the overrides of that node's group. Such a pod
+// cannot wait at the gate: if the overrides are not known now, the controller changes its
+// images later.
+func (w *Webhook) overrideOnNode(ctx context.Context, pod *corev1.Pod, object *ownership.Object, token types.UID, dryRun bool) {
+	revision := w.Walker.Revision(object.Controller, pod.Labels)
+	a, err := w.Policies.AssignmentOnceBound(ctx, object, revision)
+	if err != nil {
+		return
+	}
+	creation, err := w.Policies.Creation(ctx, a)
+	if err != nil || creation.Rules == nil {
+		return
+	}
+	answer, err := w.Assigner.Assign(ctx, assign.Request{
+		Pod: object, Revision: revision, Token: token, Node: pod.Spec.NodeName, Overridden: true, DryRun: dryRun,
+	})
+	if err == nil && answer.Group != "" {
+		err = assign.Override(pod, object.Controller, creation, answer.Group)
+	}
+	if err != nil {
+		log.FromContext(ctx).Info("Pod on a node that it names gets its overrides later", "namespace", object.Namespace, "why", err.Error())
+	}
+}
+
 // ignoresMissing returns true if the workload is treated as one without policies while
 // its PropagationPolicy is missing. One that is bound is not: another replica has read the policy.
 func ignoresMissing(policyOwners ownership.PolicyOwners) bool {

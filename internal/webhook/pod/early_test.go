@@ -68,6 +68,41 @@ func reserved(w *Webhook) int {
 	return many - w.Assigner.(*assign.Assigner).Ledger.Open(seats.Request{Cohort: seats.Cohort{Owner: "web-1"}, Total: many, Spread: spread})
 }
 
+// TestPodsThatNameTheirNodeAreOverriddenAtCreation: nothing else could give them arguments, and
+// an image that changes later restarts a container.
+func TestPodsThatNameTheirNodeAreOverriddenAtCreation(t *testing.T) {
+	for name, tc := range map[string]struct {
+		bound   build.Option
+		objects []build.Object
+		node    string
+		image   string
+		args    []string
+	}{
+		"on a node of a group":             {build.Bound("p", "o"), []build.Object{toHz, args}, "node-hz", "hz.io/nginx:1", []string{"--hz"}},
+		"the OverridePolicy alone":         {build.Bound("", "o"), []build.Object{images}, "node-hz", "hz.io/nginx:1", nil},
+		"on a node of no group":            {build.Bound("p", "o"), []build.Object{toHz, args}, "node-out", "nginx:1", nil},
+		"while the policy does not exist":  {build.Requires("p", "o"), nil, "node-hz", "nginx:1", nil},
+		"without an OverridePolicy at all": {build.Bound("p", ""), []build.Object{toHz}, "node-hz", "nginx:1", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, _ := newWebhook(t, ground(tc.bound, tc.objects...)...)
+			for call, pod := 1, webPod(build.On(tc.node)); call <= 2; call++ { // the second after another webhook
+				pod = admit(t, w, pod, false)
+				c := pod.Spec.Containers[0]
+				if c.Image != tc.image || !cmp.Equal(c.Args, tc.args) || len(pod.Spec.SchedulingGates) > 0 || pod.Spec.Affinity != nil {
+					t.Errorf("call %d: image %q, arguments %q, gates %v, affinity %v; want %q, %q and neither", call, c.Image, c.Args, pod.Spec.SchedulingGates, pod.Spec.Affinity, tc.image, tc.args)
+				}
+				if !seats.Slim(pod).NamesNode {
+					t.Errorf("call %d: nothing says that the pod names its node", call)
+				}
+			}
+			if n := reserved(w); n > 0 {
+				t.Errorf("%d seats are reserved", n)
+			}
+		})
+	}
+}
+
 // recorder records requests for seats, and gives each a seat in group hz.
 type recorder struct{ asked []assign.Request }
 

@@ -119,14 +119,23 @@ func (w *Webhook) Admit(ctx context.Context, namespace string, dryRun bool, pod 
 	share := w.Policies.CapacityOf(owned)
 	if policyOwners.Managed() || share.On {
 		assign.Annotate(&pod.ObjectMeta, gm.AdmittedAnnotation, "true")
+		if pod.Spec.NodeName != "" {
+			assign.Annotate(&pod.ObjectMeta, gm.NamesNodeAnnotation, "true")
+		}
 	}
 	if pod.Spec.NodeName != "" && share.On {
 		assign.Annotate(&pod.ObjectMeta, gm.CapacityReasonAnnotation, capacity.NamesNode)
 	}
-	if pod.Spec.NodeName != "" || !policyOwners.Managed() && !share.On {
+	if !policyOwners.Managed() && !share.On {
 		return
 	}
 	token := uuid.NewUUID()
+	if pod.Spec.NodeName != "" {
+		w.overrideOnNode(ctx, pod, object, token, dryRun)
+		keepSelected()
+		w.prove(pod, namespace)
+		return
+	}
 	gate, class := false, capacity.None
 	if share.On { // before the group, because not every group has nodes of each class
 		var known bool
@@ -225,7 +234,7 @@ func dropStamps(pod *corev1.Pod) {
 	for _, key := range []string{
 		gm.OriginalImagesAnnotation, gm.RestartingAnnotation, gm.NudgeAnnotation, gm.DeletionCostAnnotation,
 		gm.SeatAnnotation, gm.AdmissionAnnotation, gm.AdmittedAnnotation, gm.OverridesAnnotation, gm.CreatedForAnnotation, gm.UnassignedAnnotation,
-		gm.CapacityReasonAnnotation,
+		gm.CapacityReasonAnnotation, gm.NamesNodeAnnotation,
 	} {
 		delete(pod.Annotations, key)
 	}

@@ -30,6 +30,9 @@ func (p *Plan) explain(w *Workload, all totals, blocked string) {
 	case w.Held != "" && all.gated > 0:
 		p.Reason = gm.ReasonPodsWaiting
 		p.Spread.Message = "pods wait at the scheduling gate: " + w.Held
+	case all.lost:
+		p.Reason = gm.ReasonConverging
+		p.Spread.Message = "pods are on nodes that were deleted, and count in no NodeGroup: Kubernetes deletes them"
 	case !w.Balanced:
 		p.Reason = gm.ReasonConverging
 		p.Spread.Message = "a rollout is in progress"
@@ -96,6 +99,8 @@ type obstacles struct {
 	// tied are the names of the pods, by group, whose volumes no group that lacks pods
 	// reaches.
 	tied map[string][]string
+	// named: there are pods whose owner names their node.
+	named bool
 }
 
 // closed adds why a group could not take a pod.
@@ -135,6 +140,9 @@ func (o *obstacles) String() string {
 	for _, group := range slices.Sorted(maps.Keys(o.tied)) {
 		slices.Sort(o.tied[group])
 		parts = append(parts, fmt.Sprintf("pods %s are tied to NodeGroup %q by their volumes", list(o.tied[group]), group))
+	}
+	if o.named {
+		parts = append(parts, "pods stay on the node that spec.nodeName of their template names")
 	}
 	const shown = 4
 	if len(parts) > shown {

@@ -17,9 +17,9 @@ type Plan struct {
 	// Evict are the pods that should leave their groups, in the order of eviction. The
 	// caller evicts as many of them as may be disturbed now.
 	Evict []*Pod
-	// Surplus is, by cohort, how many pods are to leave their groups. It may be more than
-	// Evict has: pods stay while no other group can take their successors.
-	Surplus map[CohortKey]int
+	// Surplus is how many pods are to leave their groups. It may be more than Evict has:
+	// pods stay while no other group can take their successors.
+	Surplus int
 }
 
 // Severity orders the reasons: the policy's condition shows the workload whose reason has
@@ -42,6 +42,8 @@ type totals struct {
 	// surplus is the number of pods that are to leave their groups, onLoan of those that
 	// stay because no group that lacks pods has room.
 	surplus, onLoan int
+	// lost: pods are on nodes that were deleted.
+	lost bool
 }
 
 // NewPlan plans for one workload.
@@ -69,6 +71,7 @@ func NewPlan(w *Workload) Plan {
 				}
 				continue
 			}
+			all.lost = all.lost || pod.Lost
 			group := count(pod.Group)
 			group.current++
 			if pod.Ready {
@@ -77,26 +80,17 @@ func NewPlan(w *Workload) Plan {
 		}
 	}
 	blocked := obstacles{}
-	if w.Balanced && w.Divided {
-		p.Surplus = map[CohortKey]int{}
-		for i := range w.Cohorts {
-			c := &w.Cohorts[i]
-			m := w.movesOf(c)
-			for group, n := range m.surplus {
-				count(group).surplus += n
-				p.Surplus[c.CohortKey] += n
-				all.surplus += n
-			}
-			for group, n := range m.onLoan {
-				count(group).onLoan += n
-				all.onLoan += n
-			}
-			blocked.merge(w, m.blocked)
-			p.Evict = append(p.Evict, m.evict...)
-			if severities[m.reason] > severities[p.Reason] {
-				p.Reason = m.reason
-			}
+	if w.Balanced && w.Divided && len(w.Cohorts) > 0 {
+		m := w.moves()
+		for group, n := range m.surplus {
+			count(group).surplus += n
+			all.surplus += n
 		}
+		for group, n := range m.onLoan {
+			count(group).onLoan += n
+			all.onLoan += n
+		}
+		p.Surplus, p.Evict, p.Reason, blocked = all.surplus, m.evict, m.reason, m.blocked
 	}
 	for name, c := range counts {
 		if !w.Divided {
@@ -113,7 +107,7 @@ func NewPlan(w *Workload) Plan {
 	return p
 }
 
-// moves is what is to be done about one cohort.
+// moves is which pods are to leave their groups.
 type moves struct {
 	// surplus is, by group, how many pods are to leave; onLoan is how many of those stay
 	// because no group that lacks pods has room for them.
@@ -123,31 +117,32 @@ type moves struct {
 	blocked         obstacles
 }
 
-// movesOf finds which pods of a cohort are to leave their groups. A pod leaves only if
-// a group that lacks pods can take its successor. No more pods leave than other groups
-// lack beyond the pods that have no seat yet. A pod that only reserves a seat makes no other
-// pod surplus: it may get its node in another group, as the policy wants it by then.
-func (w *Workload) movesOf(c *Cohort) moves {
+// moves finds which pods are to leave their groups. A pod leaves only if a group that
+// lacks pods can take its successor. No more pods leave than other groups lack beyond the
+// pods that have no seat yet. A pod that only reserves a seat makes no other pod surplus:
+// it may get its node in another group, as the policy wants it by then.
+func (w *Workload) moves() moves {
 	m := moves{surplus: map[string]int{}, onLoan: map[string]int{}, reason: gm.ReasonSatisfied}
-	byGroup := map[string][]*Pod{}
+	counted := map[string]int{} // pods that may make others surplus
 	current := map[string]int{}
-	for i := range c.Pods {
-		pod := &c.Pods[i]
-		if pod.Seated {
-			current[pod.Group]++
-		}
-		if pod.Node != "" || pod.Pinned {
-			byGroup[pod.Group] = append(byGroup[pod.Group], pod)
+	for i := range w.Cohorts {
+		for j := range w.Cohorts[i].Pods {
+			pod := &w.Cohorts[i].Pods[j]
+			if pod.Seated {
+				current[pod.Group]++
+			}
+			if pod.counts() {
+				counted[pod.Group]++
+			}
 		}
 	}
 	var lacking []string
 	desired := map[string]int{}
-	total, division := w.divide(c)
-	open := -total // becomes the number of seats that no pod without a seat will take
+	open := -w.total() // becomes the number of seats that no pod without a seat will take
 	for _, n := range current {
 		open += n
 	}
-	for i, n := range division {
+	for i, n := range w.desired() {
 		group := w.Spread.Groups()[i]
 		desired[group] = n
 		if lacks := n - current[group]; lacks > 0 {
@@ -155,9 +150,9 @@ func (w *Workload) movesOf(c *Cohort) moves {
 			open += lacks
 		}
 	}
-	groups := make([]string, 0, len(byGroup))
-	for group, pods := range byGroup {
-		if n := len(pods) - desired[group]; n > 0 {
+	groups := make([]string, 0, len(counted))
+	for group, pods := range counted {
+		if n := pods - desired[group]; n > 0 {
 			m.surplus[group] = n
 			groups = append(groups, group)
 		}
@@ -172,15 +167,19 @@ func (w *Workload) movesOf(c *Cohort) moves {
 		}
 		return groups[i] < groups[j]
 	})
-	w.reserveForWaiting(c, lacking)
+	w.reserveForWaiting(lacking)
 	for _, group := range groups {
 		if w.Sticky && slices.Contains(w.Spread.Away(), group) {
 			continue
 		}
 		left, stay := m.surplus[group], 0
-		for _, pod := range inOrderOfLeaving(byGroup[group]) {
+		for _, pod := range w.inOrderOfLeaving(group) {
 			if left == 0 || len(m.evict) >= open {
 				break
+			}
+			if pod.NamesNode {
+				m.blocked.named = true
+				continue
 			}
 			can, later := w.findGroup(&m.blocked, lacking, group, pod)
 			if !can {
@@ -206,17 +205,22 @@ func (w *Workload) movesOf(c *Cohort) moves {
 	return m
 }
 
+// counts returns whether the pod runs in its group, or can run in no other.
+func (p *Pod) counts() bool { return p.Node != "" || p.Pinned }
+
 // reserveForWaiting reserves room in the groups that lack pods for the pods that have
 // no node yet, before successors of running pods get what is left.
-func (w *Workload) reserveForWaiting(c *Cohort, lacking []string) {
-	for i := range c.Pods {
-		pod := &c.Pods[i]
-		switch {
-		case pod.Node != "":
-		case !pod.Seated:
-			_ = slices.ContainsFunc(lacking, func(group string) bool { can, _ := w.CanTake(group, pod); return can })
-		case slices.Contains(lacking, pod.Group):
-			w.CanTake(pod.Group, pod)
+func (w *Workload) reserveForWaiting(lacking []string) {
+	for i := range w.Cohorts {
+		for j := range w.Cohorts[i].Pods {
+			pod := &w.Cohorts[i].Pods[j]
+			switch {
+			case pod.Node != "":
+			case !pod.Seated:
+				_ = slices.ContainsFunc(lacking, func(group string) bool { can, _ := w.CanTake(group, pod); return can })
+			case slices.Contains(lacking, pod.Group):
+				w.CanTake(pod.Group, pod)
+			}
 		}
 	}
 }
@@ -240,15 +244,34 @@ func (w *Workload) findGroup(blocked *obstacles, lacking []string, from string, 
 	return false, !tied && !unread
 }
 
-// inOrderOfLeaving returns the pods of one group, the first to leave first.
-func inOrderOfLeaving(pods []*Pod) []*Pod {
-	candidates := make([]placement.Candidate, len(pods))
-	for i, pod := range pods {
-		candidates[i] = pod.Candidate
+// inOrderOfLeaving returns the pods of one group, the first to leave first. While there
+// are several revisions, pods beyond their own revision's share leave before the others.
+func (w *Workload) inOrderOfLeaving(group string) []*Pod {
+	var pods []*Pod
+	var candidates []placement.Candidate
+	excess := map[*Cohort]int{}
+	cohorts := map[*Pod]*Cohort{}
+	for i := range w.Cohorts {
+		c := &w.Cohorts[i]
+		for j := range c.Pods {
+			if pod := &c.Pods[j]; pod.Group == group && pod.counts() {
+				pods, candidates = append(pods, pod), append(candidates, pod.Candidate)
+				excess[c]++
+				cohorts[pod] = c
+			}
+		}
+		if at := w.Spread.Index(group); at >= 0 {
+			excess[c] -= w.share(c)[at]
+		}
 	}
-	sorted := make([]*Pod, len(pods))
-	for rank, i := range placement.Victims(candidates) {
-		sorted[rank] = pods[i]
+	var first, others []*Pod
+	for _, i := range placement.Victims(candidates) {
+		c := cohorts[pods[i]]
+		if excess[c]--; excess[c] >= 0 {
+			first = append(first, pods[i])
+		} else {
+			others = append(others, pods[i])
+		}
 	}
-	return sorted
+	return append(first, others...)
 }

@@ -193,12 +193,16 @@ func TestNewPlan(t *testing.T) {
 				{Name: "bj", Desired: 2, Current: 2, Ready: 2}, {Name: "hz", Desired: 3, Current: 2, Ready: 2},
 			},
 		},
-		"a rollout that stands still: each revision is balanced on its own": {
+		"a rollout that stands still: pods beyond the share of their own revision leave first": {
 			observed: seen(pods(cohort("old", times(3, "bj")...), cohort("new", "bj", "bj"))),
-			reason:   gm.ReasonConverging, evict: []string{"old-2", "old-1", "new-1"}, message: "surplus pods are being moved",
+			reason:   gm.ReasonConverging, evict: []string{"new-1", "old-2", "old-1"}, message: "surplus pods are being moved",
 			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 5, Ready: 5, Surplus: 3}, {Name: "hz", Desired: 3}},
 		},
-		"a rollout that stands still, and is exact": {
+		"a rollout that stands still, and is exact, though its revisions are not": {
+			observed: seen(pods(cohort("old", "hz", "hz", "hz"), cohort("new", "bj", "bj"))), reason: gm.ReasonSatisfied, silent: true,
+			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 2, Ready: 2}, {Name: "hz", Desired: 3, Current: 3, Ready: 3}},
+		},
+		"a rollout that stands still, and is exact in each revision": {
 			observed: seen(pods(cohort("old", "hz", "hz", "bj"), cohort("new", "hz", "bj"))), reason: gm.ReasonSatisfied, silent: true,
 			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 2, Ready: 2}, {Name: "hz", Desired: 3, Current: 3, Ready: 3}},
 		},
@@ -257,6 +261,26 @@ func TestNewPlan(t *testing.T) {
 		"pods that are not there yet take seats as well: only what is beyond them leaves": {
 			observed: seen(pods(cohort("r", times(3, "bj")...))), reason: gm.ReasonConverging, evict: []string{"r-2"},
 			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 3, Ready: 3, Surplus: 1}, {Name: "hz", Desired: 3}},
+		},
+		"pods whose owner names their node are not moved, and the others are": {
+			observed: seen(pods(cohort("r", twoAndThree...)), func(w *Workload) {
+				for i := range 4 {
+					w.Cohorts[0].Pods[i+1].NamesNode = true
+				}
+			}),
+			reason: gm.ReasonNoFeasibleTarget, message: "pods stay on the node that spec.nodeName of their template names",
+			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 3, Ready: 3, Surplus: 1}, {Name: "hz", Desired: 3, Current: 2, Ready: 2}},
+		},
+		"pods on nodes that were deleted are nowhere": {
+			observed: seen(pods(cohort("r", "", "", "", "bj", "bj")), func(w *Workload) {
+				for i := range 3 {
+					w.Cohorts[0].Pods[i].Lost = true
+				}
+			}),
+			reason: gm.ReasonConverging, message: "pods are on nodes that were deleted", evict: []string{"r-2", "r-1", "r-0"},
+			groups: []gm.GroupSpread{
+				{Name: "", Current: 3, Ready: 3, Surplus: 3}, {Name: "bj", Desired: 2, Current: 2, Ready: 2}, {Name: "hz", Desired: 3},
+			},
 		},
 		"no pod at all": {
 			observed: seen(), reason: gm.ReasonConverging,
@@ -329,17 +353,21 @@ func TestNewPlan(t *testing.T) {
 // numbers finds digits that do not count the names that a list leaves out.
 var numbers = regexp.MustCompile(`(^|[^0-9])[0-9]`)
 
-// openSeats returns the number of seats of the only revision that groups lack, beyond the
-// pods that have none yet.
+// openSeats returns the number of seats that groups lack, beyond the pods that have none yet.
 func openSeats(w *Workload) int {
-	total, seated := max(len(w.Cohorts[0].Pods), w.Replicas), map[string]int{}
-	open := -total
-	for _, pod := range w.Cohorts[0].Pods {
-		if pod.Seated {
-			seated[pod.Group]++
-			open++
+	all, seated := 0, map[string]int{}
+	open := 0
+	for _, c := range w.Cohorts {
+		all += len(c.Pods)
+		for _, pod := range c.Pods {
+			if pod.Seated {
+				seated[pod.Group]++
+				open++
+			}
 		}
 	}
+	total := max(all, w.Replicas)
+	open -= total
 	for i, n := range w.Spread.Divide(total) {
 		open += max(n-seated[w.Spread.Groups()[i]], 0)
 	}
@@ -391,36 +419,29 @@ func TestPlansAreSound(t *testing.T) {
 		if len(p.Evict) > 0 && (!w.Evictable || !w.Divided || w.Mode != gm.ReschedulingEvict || !w.Balanced) {
 			t.Fatalf("%v leave and may not", names(p.Evict))
 		}
-		if len(p.Evict) > 0 && len(w.Cohorts) == 1 {
+		if len(p.Evict) > 0 {
 			if open := openSeats(&w); len(p.Evict) > open {
 				t.Fatalf("%d pods leave for %d open seats", len(p.Evict), open)
 			}
 		}
-		twice, left := map[types.UID]bool{}, []map[string]int{{}, {}}
-		in := func(c *Cohort, group string) (n int) {
-			for _, other := range c.Pods {
-				if other.Seated && other.Group == group {
-					n++
+		twice, left := map[types.UID]bool{}, map[string]int{}
+		in := func(group string) (n int) {
+			for _, c := range w.Cohorts {
+				for _, other := range c.Pods {
+					if other.Seated && other.Group == group {
+						n++
+					}
 				}
 			}
 			return n
 		}
 		for _, pod := range p.Evict {
-			group, share, of := "", 0, 0
-			for i, c := range w.Cohorts {
-				for _, other := range c.Pods {
-					if other.UID == pod.UID {
-						group, of = other.Group, i
-					}
-				}
-			}
-			c := &w.Cohorts[of]
+			group, share := pod.Group, 0
 			if i := w.Spread.Index(group); i >= 0 {
-				_, division := w.divide(c)
-				share = division[i]
+				share = w.desired()[i]
 			}
-			left[of][group]++
-			if in(c, group)-left[of][group] < share {
+			left[group]++
+			if in(group)-left[group] < share {
 				t.Fatalf("a pod leaves %q, which has no more than its share of %d", group, share)
 			}
 			if pod.Node == "" || twice[pod.UID] {

@@ -115,16 +115,15 @@ func (r *Returns) IsZero() bool { return r.leaving == nil }
 // count returns the number of pods that are not where they are wanted, which are those
 // above the share of a group and those without a node, and the number of the latter.
 func (r *Returns) count(w *Workload, c *Cohort) (misplaced, coming int) {
-	total, division := w.divide(c)
 	above := map[string]int{}
-	coming = total
+	coming = w.total()
 	for i := range c.Pods {
 		if pod := &c.Pods[i]; pod.Node != "" && !r.leaving[pod.UID] {
 			above[pod.Group]++
 			coming--
 		}
 	}
-	for i, n := range division {
+	for i, n := range w.desired() {
 		above[w.Spread.Groups()[i]] -= n
 	}
 	misplaced = coming

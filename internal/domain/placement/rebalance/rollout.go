@@ -11,15 +11,16 @@ import (
 //
 // A rollout either goes on or stands still, because it is paused or partial. While it
 // goes on no pod is moved, because the rollout may replace the pod a moment later. While
-// it stands still each revision is balanced on its own.
+// it stands still the pods of all revisions are balanced together.
 type Rollout struct {
 	// pods is a hash of the UIDs of the workload's pods, and since is when the set of
 	// pods changed last.
 	pods  uint64
 	since time.Time
-	// surplus is, by cohort, the number of surplus pods when a pod of the cohort was
-	// evicted last.
-	surplus map[CohortKey]int
+	// evicted: a pod was evicted since Failed was called last, and surplus is the number
+	// of surplus pods at that time.
+	evicted bool
+	surplus int
 }
 
 // Settled returns whether the rollout stands still: every owner has as many pods as it
@@ -37,22 +38,16 @@ func (r *Rollout) Settled(w *Workload, now time.Time, stabilization time.Duratio
 	return left <= 0, left
 }
 
-// Evicted records that a pod of a cohort was evicted when the cohort had so many surplus
-// pods.
-func (r *Rollout) Evicted(c CohortKey, surplus int) {
-	if r.surplus == nil {
-		r.surplus = map[CohortKey]int{}
-	}
-	r.surplus[c] = surplus
-}
+// Evicted records that a pod was evicted when there were so many surplus pods.
+func (r *Rollout) Evicted(surplus int) { r.evicted, r.surplus = true, surplus }
 
-// Failed returns whether a cohort has no fewer surplus pods than before its last
-// eviction: the successor of the evicted pod went to the same group. It returns true
-// once for each eviction.
-func (r *Rollout) Failed(c CohortKey, surplus int) bool {
-	before, evicted := r.surplus[c]
-	delete(r.surplus, c)
-	return evicted && surplus >= before
+// Failed returns whether there are no fewer surplus pods than before the last eviction:
+// the successor of the evicted pod went to the same group. It returns true once for each
+// eviction.
+func (r *Rollout) Failed(surplus int) bool {
+	failed := r.evicted && surplus >= r.surplus
+	r.evicted = false
+	return failed
 }
 
 func hashOfPods(w *Workload) uint64 {

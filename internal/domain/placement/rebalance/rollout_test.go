@@ -40,16 +40,15 @@ func TestARolloutSettles(t *testing.T) {
 
 func TestAnEvictionOfARolloutFailsOnce(t *testing.T) {
 	r := &Rollout{}
-	c := CohortKey{Owner: "rs", Revision: "r"}
-	if r.Failed(c, 3) {
+	if r.Failed(3) {
 		t.Error("failed before there was an eviction")
 	}
-	r.Evicted(c, 3)
-	if r.Failed(c, 2) || r.Failed(c, 3) {
+	r.Evicted(3)
+	if r.Failed(2) || r.Failed(3) {
 		t.Error("failed, and the surplus was smaller when it was looked at first")
 	}
-	r.Evicted(c, 3)
-	if !r.Failed(c, 3) || r.Failed(c, 3) {
+	r.Evicted(3)
+	if !r.Failed(3) || r.Failed(3) {
 		t.Error("a surplus that stays is one failure")
 	}
 }

@@ -85,6 +85,10 @@ type Pod struct {
 	// Available: the pod is on a node and Ready, and no container waits for the restart
 	// that follows a change of its image.
 	Available bool
+	// NamesNode: the owner names the pod's node, so its successor comes to the same node.
+	NamesNode bool
+	// Lost: the pod's node was deleted.
+	Lost bool
 	// HasCost: the pod has a deletion cost. UserCost: a user wrote it.
 	HasCost, UserCost bool
 }
@@ -104,9 +108,10 @@ type Obstacle struct {
 func (w *Workload) Movable() bool { return w.Evictable && w.Mode == gm.ReschedulingEvict }
 
 // CanBorrow returns whether a group other than the pod's may have one more pod of the
-// cohort, on loan, and has room for it.
+// cohort, on loan, and has room for it. A pod that waits for pods of another revision may go
+// to any group that gets pods.
 func (w *Workload) CanBorrow(c *Cohort, pod *Pod) bool {
-	current := map[string]int{}
+	current, behind := map[string]int{}, w.BehindOthers(pod.Group)
 	for i := range c.Pods {
 		if c.Pods[i].Seated {
 			current[c.Pods[i].Group]++
@@ -114,7 +119,7 @@ func (w *Workload) CanBorrow(c *Cohort, pod *Pod) bool {
 	}
 	for i, most := range w.Spread.Ceilings(max(len(c.Pods), w.Replicas)) {
 		group := w.Spread.Groups()[i]
-		if group == pod.Group || current[group] >= most {
+		if group == pod.Group || most == 0 || current[group] >= most && !behind {
 			continue
 		}
 		if can, _ := w.CanTake(group, pod); can {
@@ -124,15 +129,35 @@ func (w *Workload) CanBorrow(c *Cohort, pod *Pod) bool {
 	return false
 }
 
-// Lacking returns the groups that have fewer pods of the cohort than its division.
-func (w *Workload) Lacking(c *Cohort) []string {
+// BehindOthers returns whether pods that wait for a node in a group wait for pods of another
+// revision to leave it: a rollout is in progress, and the group has more than its share. The
+// rollout may wait for them in turn, so they must not wait if another group has room.
+func (w *Workload) BehindOthers(group string) bool {
+	if w.Balanced || len(w.Cohorts) < 2 {
+		return false
+	}
+	n := 0
+	for i := range w.Cohorts {
+		for j := range w.Cohorts[i].Pods {
+			if pod := &w.Cohorts[i].Pods[j]; pod.Seated && pod.Group == group {
+				n++
+			}
+		}
+	}
+	at := w.Spread.Index(group)
+	return at >= 0 && n > w.Spread.Divide(w.Replicas)[at]
+}
+
+// Lacking returns the groups that have fewer pods than the division.
+func (w *Workload) Lacking() []string {
 	current := map[string]int{}
-	for i := range c.Pods {
-		current[c.Pods[i].Group]++
+	for i := range w.Cohorts {
+		for j := range w.Cohorts[i].Pods {
+			current[w.Cohorts[i].Pods[j].Group]++
+		}
 	}
 	var lacking []string
-	_, division := w.divide(c)
-	for i, n := range division {
+	for i, n := range w.desired() {
 		if group := w.Spread.Groups()[i]; current[group] < n {
 			lacking = append(lacking, group)
 		}
@@ -149,33 +174,18 @@ func (w *Workload) pods() int {
 	return n
 }
 
-// desired returns the number of pods that each group should have: the sum of the
-// divisions of all cohorts.
-func (w *Workload) desired() []int {
-	if len(w.Cohorts) == 0 {
-		return w.Spread.Divide(w.Replicas)
-	}
-	desired := make([]int, len(w.Spread.Groups()))
-	for i := range w.Cohorts {
-		_, division := w.divide(&w.Cohorts[i])
-		for group, n := range division {
-			desired[group] += n
-		}
-	}
-	return desired
-}
+// total returns the number of pods that are divided: those that the workload wants, or
+// those that exist, if they are more.
+func (w *Workload) total() int { return max(w.pods(), w.Replicas) }
 
-// divide returns the number of pods of a cohort and how they divide over the groups. A
-// cohort that is alone counts pods that do not exist yet. In a rollout each cohort has
-// the pods that its own ReplicaSet wants: once the rollout stands still, those are the
-// pods that exist.
-func (w *Workload) divide(c *Cohort) (total int, division []int) {
-	total = max(len(c.Pods), w.Replicas)
-	if len(w.Cohorts) == 1 {
-		return total, w.Spread.Divide(total)
-	}
-	return len(c.Pods), w.Spread.First(len(c.Pods), total)
-}
+// desired returns the number of pods that each group should have, of all revisions
+// together. The revisions are not divided one by one: their rounding would add up, and in
+// a rollout the successor of a pod goes where the pod was.
+func (w *Workload) desired() []int { return w.Spread.Divide(w.total()) }
+
+// share returns the number of pods of one cohort that each group should have, as far as
+// the division of the whole workload allows it.
+func (w *Workload) share(c *Cohort) []int { return w.Spread.First(len(c.Pods), w.total()) }
 
 // working returns whether every pod is available, or is in a group that is away.
 func (w *Workload) working() bool {
