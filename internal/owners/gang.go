@@ -36,7 +36,8 @@ func gangOf(obj metav1.Object) ownership.Gang {
 	return g
 }
 
-// membersOf returns how many pods a Job runs at a time: 0 if it is suspended or has ended.
+// membersOf returns how many pods of a Job can run together from now on: 0 if it is suspended or
+// has ended. Pods that have succeeded, and indexes that have failed, get no other pod.
 func membersOf(job *batchv1.Job) int32 {
 	if ptr.Deref(job.Spec.Suspend, false) {
 		return 0
@@ -48,9 +49,26 @@ func membersOf(job *batchv1.Job) int32 {
 	}
 	members := ptr.Deref(job.Spec.Parallelism, 1)
 	if job.Spec.Completions != nil {
-		members = min(members, *job.Spec.Completions)
+		members = min(members, *job.Spec.Completions-job.Status.Succeeded-count(ptr.Deref(job.Status.FailedIndexes, "")))
 	}
-	return members
+	return max(0, members)
+}
+
+// count returns the number of indexes in a list of numbers and ranges, such as "1,3-5". What is
+// none of these counts as 0.
+func count(indexes string) (n int32) {
+	for part := range strings.SplitSeq(indexes, ",") {
+		from, to, isRange := strings.Cut(part, "-")
+		if !isRange {
+			to = from
+		}
+		first, err := strconv.Atoi(from)
+		last, errLast := strconv.Atoi(to)
+		if err == nil && errLast == nil && last >= first {
+			n += int32(last - first + 1)
+		}
+	}
+	return n
 }
 
 // sameGang reports whether two states of an object are equal in the fields that PodGroups

@@ -37,6 +37,11 @@ func TestPodCountOfEachOwnerKind(t *testing.T) {
 	}{
 		"a Job":                              {job(func(*batchv1.Job) {}), new(int32(4))},
 		"a Job that completes sooner":        {job(func(j *batchv1.Job) { j.Spec.Completions = new(int32(2)) }), new(int32(2))},
+		"a Job most of whose pods succeeded": {job(func(j *batchv1.Job) { j.Spec.Completions, j.Status.Succeeded = new(int32(5)), 3 }), new(int32(2))},
+		"a Job with indexes that failed": {job(func(j *batchv1.Job) {
+			j.Spec.Completions, j.Status.Succeeded, j.Status.FailedIndexes = new(int32(7)), 2, new("0,3-4,x,9-8")
+		}), new(int32(2))},
+		"a Job with more pods than it needs": {job(func(j *batchv1.Job) { j.Spec.Completions, j.Status.Succeeded = new(int32(2)), 3 }), new(int32(0))},
 		"a Job that is suspended":            {job(func(j *batchv1.Job) { j.Spec.Suspend = new(true) }), new(int32(0))},
 		"a Job that is complete":             {job(ends(batchv1.JobComplete)), new(int32(0))},
 		"a Job that has failed":              {job(ends(batchv1.JobFailed)), new(int32(0))},
