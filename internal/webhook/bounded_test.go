@@ -164,12 +164,12 @@ func TestBodiesThatNeverEndTakeNoMemory(t *testing.T) {
 	}
 	build.Eventually(t, "a caller has its share", func() bool { return s.bodies.Used() > s.bodies.Largest()/2 })
 	served(t, s, 3, "while a caller has its share")
-	if used := s.bodies.Used(); used > maxBodies {
-		t.Errorf("bodies take %d bytes", used)
+	if used := s.bodies.Used(); used > s.bodies.Largest() {
+		t.Errorf("the bodies of one caller take %d bytes", used)
 	}
 	all.Wait()
-	if answers[http.StatusBadRequest] > int(s.bodies.Largest())/(maxBody-1) || answers[http.StatusOK] > 0 {
-		t.Errorf("of %d requests without end %v are refused", callers, answers)
+	if answers[http.StatusOK] > 0 { // how many have a place, one after the other, depends on the machine
+		t.Errorf("of %d requests without end %v are answered", callers, answers)
 	}
 	build.Eventually(t, "all bytes are released", func() bool { return s.bodies.Used() == 0 })
 	served(t, s, 2, "afterwards")

@@ -219,7 +219,8 @@ func TestAGroupThatIsAwayLeavesItsShareToTheOthers(t *testing.T) {
 }
 
 // TestAPausedRolloutIsBalanced: a Deployment is paused with pods of two revisions; when
-// the policy changes, each revision is divided again on its own.
+// the policy changes, its pods are divided again, and here the division of each revision is exact
+// too.
 func TestAPausedRolloutIsBalanced(t *testing.T) {
 	tier.All(t, "waits until a rollout counts as paused, in two forms")
 	inBothWays(t, func(t *testing.T, f *fixture) {

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -133,6 +134,69 @@ func TestRolloutCompletesAndEndsExact(t *testing.T) {
 		}
 		if n := f.evictions() - before; n != 0 {
 			t.Errorf("%v pods were evicted", n)
+		}
+	})
+}
+
+// TestRolloutsWithOnePodANode: rollouts complete although each node has room for one pod, by its
+// host port or by anti-affinity, and although pods never go on loan. Nothing is evicted.
+func TestRolloutsWithOnePodANode(t *testing.T) {
+	inBothWays(t, func(t *testing.T, f *fixture) {
+		f.group("one-a", 1)
+		f.group("one-b", 2)
+		policy := weights("policy", "one-a", 1, "one-b", 1)
+		policy.Spec.RescheduleAfterSeconds = new(int32) // a pod that waits for another's node waits for ever
+		f.create(policy)
+		listens := func(d *appsv1.Deployment) {
+			d.Spec.Template.Spec.Containers[0].Ports = []corev1.ContainerPort{{ContainerPort: 80, HostPort: 18090}}
+		}
+		without := deployment("without", 2, "policy", listens, func(d *appsv1.Deployment) {
+			none, one := intstr.FromInt32(0), intstr.FromInt32(1)
+			d.Spec.Strategy.RollingUpdate = &appsv1.RollingUpdateDeployment{MaxSurge: &none, MaxUnavailable: &one}
+		})
+		surges := deployment("surges", 2, "policy", listens, func(d *appsv1.Deployment) { // on the third node
+			one, none := intstr.FromInt32(1), intstr.FromInt32(0)
+			d.Spec.Strategy.RollingUpdate = &appsv1.RollingUpdateDeployment{MaxSurge: &one, MaxUnavailable: &none}
+			d.Spec.Template.Spec.Containers[0].Ports[0].HostPort = 18091
+		})
+		set := &appsv1.StatefulSet{ObjectMeta: requiring("set"), Spec: appsv1.StatefulSetSpec{
+			Replicas: new(int32(2)), Selector: selecting("set"), Template: deployment("set", 2, "").Spec.Template,
+		}}
+		set.Spec.Template.Spec.Affinity = &corev1.Affinity{PodAntiAffinity: &corev1.PodAntiAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
+				TopologyKey: corev1.LabelHostname, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "set"}},
+			}},
+		}}
+		apps := []string{"without", "surges", "set"}
+		f.create(without, surges, set)
+		half := func(rollout string) func() error {
+			return func() error {
+				for _, app := range apps {
+					for _, pod := range f.pods(app) {
+						if pod.Annotations["rollout"] != rollout {
+							return fmt.Errorf("pod %s is of rollout %q", pod.Name, pod.Annotations["rollout"])
+						}
+					}
+					if err := errors.Join(f.allReady(app, 2), f.spreadIs(app, map[string]int{"one-a": 1, "one-b": 1})); err != nil {
+						return fmt.Errorf("%s: %w", app, err)
+					}
+				}
+				return nil
+			}
+		}
+		f.eventually(patience, "one pod of each in each group", half(""))
+		before := f.evictions()
+		for i := range 3 {
+			rollout := fmt.Sprint(i)
+			template := map[string]any{"spec": map[string]any{"template": map[string]any{"metadata": map[string]any{"annotations": map[string]any{"rollout": rollout}}}}}
+			f.patch(&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "without", Namespace: f.ns}}, template)
+			f.patch(&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "surges", Namespace: f.ns}}, template)
+			f.patch(&appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "set", Namespace: f.ns}}, template)
+			f.eventually(patience, "the rollouts complete", half(rollout))
+		}
+		// A surge pod that found room only beyond the share of its group is moved once.
+		if n := f.evictions() - before; n > 3 {
+			t.Errorf("%v pods were evicted in 3 rollouts that surge by one pod", n)
 		}
 	})
 }

@@ -44,10 +44,7 @@ func (r *Reconciler) reassign(ctx context.Context, s *scope) error {
 			if !w.observed.Evictable || !w.observed.Divided {
 				continue
 			}
-			errs = append(errs, r.pin(ctx, w, i))
-			if after > 0 {
-				errs = append(errs, r.lend(ctx, w, i, after))
-			}
+			errs = append(errs, r.pin(ctx, w, i), r.lend(ctx, w, i, after))
 		}
 	}
 	return errors.Join(errs...)
@@ -111,8 +108,9 @@ func (r *Reconciler) pin(ctx context.Context, w *workload, cohort int) error {
 	return errors.Join(errs...)
 }
 
-// lend recreates pods for which their group has had no node, if another group has room.
-// Their owner avoids the group for a while.
+// lend recreates pods for which their group has had no node for the time after, which is never
+// if it is 0, and pods that wait for pods of another revision, if another group has room. Their
+// owner avoids the group for a while.
 func (r *Reconciler) lend(ctx context.Context, w *workload, cohort int, after time.Duration) error {
 	c := w.cohorts[cohort]
 	var errs []error
@@ -127,9 +125,14 @@ func (r *Reconciler) lend(ctx context.Context, w *workload, cohort int, after ti
 		if pod.Node != "" || !pod.Pinned() || !pod.Unschedulable || pod.Nominated {
 			continue
 		}
-		if left := r.left(pod.UnschedulableSince, after); left > 0 && !w.observed.BehindOthers(pod.Group) {
-			errs = append(errs, phase.Wait("a node in the pod's NodeGroup", left))
-			continue
+		if !w.observed.BehindOthers(pod.Group) {
+			if after == 0 {
+				continue
+			}
+			if left := r.left(pod.UnschedulableSince, after); left > 0 {
+				errs = append(errs, phase.Wait("a node in the pod's NodeGroup", left))
+				continue
+			}
 		}
 		if w.recreatable[c.Cohort] == 0 {
 			return errors.Join(append(errs, waitForOwner())...)
