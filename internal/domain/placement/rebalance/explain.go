@@ -119,16 +119,6 @@ func (o *obstacles) tie(group string, pods ...string) {
 	o.tied[group] = append(o.tied[group], pods...)
 }
 
-// merge adds the obstacles of another cohort.
-func (o *obstacles) merge(w *Workload, other obstacles) {
-	for group, obstacle := range other.byGroup {
-		o.closed(w, group, obstacle)
-	}
-	for group, pods := range other.tied {
-		o.tie(group, pods...)
-	}
-}
-
 // String returns why surplus pods stay, "" if there is no obstacle.
 func (o *obstacles) String() string {
 	var parts []string
