@@ -249,7 +249,9 @@ func write(to io.Writer, metrics []metric) error {
 
 atoll-manager serves these on port 8080 under /metrics, beside those of the Go
 runtime and of controller-runtime, over HTTPS and to whom the ClusterRole
-atoll-metrics-reader is bound. A name that ends in _total only grows.
+atoll-metrics-reader is bound. Those that begin with atoll_hub_ are served by
+atoll-hub on its node instead, at http://127.0.0.1:10267/metrics. A name that
+ends in _total only grows.
 
 | metric | type | labels | what it says |
 |---|---|---|---|

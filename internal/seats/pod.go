@@ -82,8 +82,10 @@ type Pod struct {
 	RunsOnce bool
 	// Ready is the pod's Ready condition.
 	Ready bool
-	// Gated: the pod has our scheduling gate.
-	Gated bool
+	// Gated: the pod has our scheduling gate. OtherGate is a gate of another program, "" if the pod
+	// has none.
+	Gated     bool
+	OtherGate string
 	// Unschedulable: kube-scheduler has looked at the pod and found no node.
 	Unschedulable bool
 	// UnschedulableSince is when that began; zero while Unschedulable is false.
@@ -241,7 +243,11 @@ func SlimBy(revision RevisionOf, pod *corev1.Pod) *Pod {
 		}
 	}
 	for _, g := range pod.Spec.SchedulingGates {
-		p.Gated = p.Gated || g.Name == gm.PolicyGate
+		if g.Name == gm.PolicyGate {
+			p.Gated = true
+		} else {
+			p.OtherGate = short(g.Name)
+		}
 	}
 	if v, err := strconv.ParseInt(pod.Annotations[corev1.PodDeletionCost], 10, 32); err == nil {
 		p.DeletionCost, p.HasCost = int32(v), true
@@ -309,7 +315,7 @@ func (p *Pod) size() int64 {
 	for _, mark := range p.Marks {
 		n += 16 + len(mark)
 	}
-	return int64(n+len(p.Scheduler)) + p.Demand.Size()
+	return int64(n+len(p.Scheduler)+len(p.OtherGate)) + p.Demand.Size()
 }
 
 // shorten drops what users write and is long. The pod still counts, with its requests, and is

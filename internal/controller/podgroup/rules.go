@@ -209,7 +209,7 @@ func (r *Rules) watchFailed(err error) {
 }
 
 // setLocked puts the rules of a ConfigMap into force, and reports whether they differ from
-// the previous ones. If the text is invalid, the previous rules stay in force; if there are
+// the previous ones. If the text is invalid, or does not mention rules any more, the previous rules stay in force; if there are
 // none, the rules of LastGoodAnnotation come into force.
 func (r *Rules) setLocked(config *corev1.ConfigMap) (changed bool) {
 	r.config, r.unwatched = config, write[error]{}
@@ -218,6 +218,9 @@ func (r *Rules) setLocked(config *corev1.ConfigMap) (changed bool) {
 		text = config.Data[ownership.LevelsKey]
 	}
 	levels, notes, err := ownership.ParseLevels(text)
+	if err == nil && config != nil && !levels.Stated && r.hadRulesLocked() {
+		err = errEmptied
+	}
 	r.rejected = err
 	rejectedGauge.Set(0)
 	if err == nil {
@@ -241,6 +244,20 @@ func (r *Rules) setLocked(config *corev1.ConfigMap) (changed bool) {
 	rulesGauge.Set(float64(len(levels.Rules)))
 	ctrl.Log.WithName("gangs").Info("Rules for PodGroups in force", "rules", len(levels.Rules))
 	return true
+}
+
+// errEmptied: Volcano's chart makes the ConfigMap too, and an upgrade of it writes its own text.
+var errEmptied = fmt.Errorf("%s has no rules any more, as after an upgrade of Volcano's chart: write the rules again, or podgroup-level-rules: [] if there are to be none", ownership.LevelsKey)
+
+// hadRulesLocked reports whether the rules in force, or else those of LastGoodAnnotation, are not
+// empty.
+func (r *Rules) hadRulesLocked() bool {
+	text := r.config.Annotations[LastGoodAnnotation]
+	if r.text != nil {
+		text = *r.text
+	}
+	levels, _, err := ownership.ParseLevels(text)
+	return err == nil && len(levels.Rules) > 0
 }
 
 // note records why the walk up the owners of a pod ended before the topmost owner. end is nil

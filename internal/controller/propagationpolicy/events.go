@@ -31,7 +31,7 @@ func (r *Reconciler) jobRestarted(job *ownership.Object, pod *seats.Pod, group s
 
 // surplusPodsEvicted is the event on a workload for evicted pods of one NodeGroup: one
 // for all of them, because there may be a thousand.
-func (r *Reconciler) surplusPodsEvicted(workload *ownership.Object, group string, pods []*seats.Pod) {
+func (r *Reconciler) surplusPodsEvicted(w *workload, group string, pods []*seats.Pod) {
 	what := "pod " + pods[0].Name
 	if len(pods) > 1 {
 		names := make([]string, len(pods))
@@ -40,6 +40,13 @@ func (r *Reconciler) surplusPodsEvicted(workload *ownership.Object, group string
 		}
 		what = fmt.Sprintf("%d pods (%s)", len(pods), conditions.List(names))
 	}
-	r.Recorder.Eventf(owners.ObjectReference(workload), owners.ObjectReference(pods[0].Object()), corev1.EventTypeNormal, "SurplusPodEvicted", "Evict",
-		"Evicted %s: NodeGroup %q has more than its share", what, group)
+	why := fmt.Sprintf("NodeGroup %q has more than its share", group)
+	switch {
+	case group == "":
+		why = "the node is in no NodeGroup"
+	case w.observed.Spread.Index(group) < 0:
+		why = fmt.Sprintf("NodeGroup %q is not in the PropagationPolicy", group)
+	}
+	r.Recorder.Eventf(owners.ObjectReference(w.object), owners.ObjectReference(pods[0].Object()), corev1.EventTypeNormal, "SurplusPodEvicted", "Evict",
+		"Evicted %s: %s", what, why)
 }

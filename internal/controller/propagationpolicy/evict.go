@@ -193,5 +193,5 @@ func (r *Reconciler) evicted(ctx context.Context, w *workload, group string, pod
 		r.memory.evicted(w, pod)
 		log.FromContext(ctx).Info("Evicted a surplus pod", "pod", pod.Key(), "nodeGroup", group, "workload", w.object.Namespace+"/"+w.object.Name)
 	}
-	r.surplusPodsEvicted(w.object, group, pods)
+	r.surplusPodsEvicted(w, group, pods)
 }

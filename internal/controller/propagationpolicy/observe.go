@@ -144,7 +144,7 @@ func cohortsOf(views []seats.CohortView, isReplicaSet func(owner types.UID) bool
 					UID: pod.UID, Node: pod.Node, Bound: pod.Node != "", Ready: pod.Ready,
 					DeletionCost: pod.DeletionCost, Created: pod.Created,
 				},
-				Name: pod.Name, Group: pod.Group, Seated: pod.Seated, Pinned: pod.Pinned(), Gated: pod.Gated,
+				Name: pod.Name, Group: pod.Group, Seated: pod.Seated, Pinned: pod.Pinned(), Gated: pod.Gated, OtherGate: pod.OtherGate,
 				NamesNode: pod.NamesNode, Lost: pod.Lost, Available: pod.Available(), HasCost: pod.HasCost, UserCost: pod.UserCost(),
 			}
 		}

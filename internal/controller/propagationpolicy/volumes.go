@@ -40,7 +40,7 @@ func (r *Reconciler) canTake(ctx context.Context, w *workload) func(string, *reb
 }
 
 func obstacle(why fit.Reason) rebalance.Obstacle {
-	return rebalance.Obstacle{Reason: string(why), OutOfReach: why == fit.OutOfReach, Unread: why == fit.Unread}
+	return rebalance.Obstacle{Reason: string(why), OutOfReach: why == fit.OutOfReach, Unwanted: why == fit.NoMatch, Unread: why == fit.Unread}
 }
 
 // further is fit.Further for obstacles.

@@ -33,6 +33,8 @@ const (
 // Levels are the rules that select the owner of a PodGroup. The zero value has no rule.
 type Levels struct {
 	Rules []LevelRule
+	// Stated: the text has a list of rules, which may be empty, or another setting of these.
+	Stated bool
 	// NoMatch is used if no rule matches. "" means NoMatchDirectOwner.
 	NoMatch NoMatch
 	// MovePending: when rules change, pods without a node move to the PodGroup that the new

@@ -38,9 +38,18 @@ func ParseLevels(text string) (levels Levels, notes []string, err error) {
 	if err := yaml.Unmarshal([]byte(text), &root); err != nil {
 		return Levels{}, nil, fmt.Errorf("%s is not YAML: %s", LevelsKey, firstLine(err.Error()))
 	}
+	if inner, is := root.(string); is { // Volcano's chart renders a text that overrides its own as a text in the text
+		if err := yaml.Unmarshal([]byte(inner), &root); err != nil {
+			return Levels{}, nil, fmt.Errorf("%s is not YAML: %s", LevelsKey, firstLine(err.Error()))
+		}
+	}
 	file, ok := root.(map[string]any)
 	if !ok && root != nil {
 		return Levels{}, nil, fmt.Errorf("%s is not a mapping: begin with the key %s", LevelsKey, levelKeys[0])
+	}
+	for _, key := range append(levelKeys[:], "noMatch", "migrate") {
+		_, has := file[key]
+		levels.Stated = levels.Stated || has
 	}
 	var errs []error
 	for _, key := range levelKeys {

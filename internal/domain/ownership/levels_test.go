@@ -217,6 +217,7 @@ func TestParseLevels(t *testing.T) {
 			if tc.err == "" && err != nil || tc.err != "" && (err == nil || !strings.Contains(err.Error(), tc.err)) {
 				t.Errorf("the error is %v, want one with %q", err, tc.err)
 			}
+			levels.Stated = false
 			if diff := cmp.Diff(tc.want, levels); diff != "" {
 				t.Errorf("wrong rules (-want +got):\n%s", diff)
 			}
@@ -224,6 +225,22 @@ func TestParseLevels(t *testing.T) {
 				t.Errorf("wrong notes (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestTextsThatStateRules: a text without any setting of these is not one that wants no rules.
+func TestTextsThatStateRules(t *testing.T) {
+	for text, want := range map[string]bool{
+		"": false, "other: 1": false, "podgroupLevel: []": true, "podgroup-level-rules:": true, "noMatch: Root": true, "migrate: Never": true,
+	} {
+		if levels, _, err := ParseLevels(text); err != nil || levels.Stated != want {
+			t.Errorf("%q: stated %t (%v), want %t", text, levels.Stated, err, want)
+		}
+	}
+	// Volcano's chart renders a text that overrides its own with an indicator of its own.
+	levels, _, err := ParseLevels("|\n  podgroupLevel:\n  - {apiversion: apps/v1, kind: deployment}\n")
+	if err != nil || len(levels.Rules) != 1 {
+		t.Errorf("a text within the text: %+v, %v", levels, err)
 	}
 }
 

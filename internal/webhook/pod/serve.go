@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -52,7 +53,11 @@ func (w *Webhook) ServeHTTP(out http.ResponseWriter, in *http.Request) {
 		return
 	}
 	var r review
-	if err := kjson.UnmarshalCaseSensitivePreserveInts(body, &r); err != nil || r.Request == nil {
+	err = kjson.UnmarshalCaseSensitivePreserveInts(body, &r)
+	if err == nil && r.Request == nil {
+		err = errors.New("it has no request")
+	}
+	if err != nil {
 		http.Error(out, fmt.Sprintf("decoding the request: it is not an AdmissionReview of a pod: %v", err), http.StatusBadRequest)
 		return
 	}

@@ -37,11 +37,11 @@ func (p *Plan) explain(w *Workload, all totals, blocked string) {
 		p.Reason = gm.ReasonConverging
 		p.Spread.Message = "a rollout is in progress"
 		if all.waiting > 0 {
-			p.Spread.Message += ", and pods wait for a node: " + lackingGroups(p.Spread.Groups)
+			p.Spread.Message += ", and " + all.waits(p.Spread.Groups)
 		}
 	case all.waiting > 0:
 		p.Reason = gm.ReasonPodsWaiting
-		p.Spread.Message = "pods wait for a node: " + lackingGroups(p.Spread.Groups)
+		p.Spread.Message = all.waits(p.Spread.Groups)
 	case all.surplus > 0 && !w.Evictable:
 		p.Spread.Message = fmt.Sprintf("pods of a %s are not moved", w.Ref.Kind)
 	case all.surplus > 0 && w.Mode != gm.ReschedulingEvict:
@@ -68,6 +68,21 @@ func (p *Plan) explain(w *Workload, all totals, blocked string) {
 		p.Reason = gm.ReasonConverging
 		p.Spread.Message = "pods are not Ready yet"
 	}
+}
+
+// waits returns what the pods without a node wait for.
+func (t *totals) waits(groups []gm.GroupSpread) string {
+	var parts []string
+	if len(t.otherGates) > 0 {
+		parts = append(parts, "pods wait at scheduling gates of other programs, which have to remove them: "+list(slices.Sorted(maps.Keys(t.otherGates))))
+	}
+	switch {
+	case t.unpinned:
+		parts = append(parts, "pods wait for a node: "+lackingGroups(groups))
+	case len(t.pinned) > 0:
+		parts = append(parts, "pods wait for a node: NodeGroup "+list(slices.Sorted(maps.Keys(t.pinned))))
+	}
+	return strings.Join(parts, "; ")
 }
 
 func lackingGroups(groups []gm.GroupSpread) string {

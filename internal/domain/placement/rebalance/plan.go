@@ -44,6 +44,11 @@ type totals struct {
 	surplus, onLoan int
 	// lost: pods are on nodes that were deleted.
 	lost bool
+	// pinned are the groups of waiting pods that can run in no other, and otherGates the gates
+	// of other programs that hold pods back.
+	pinned, otherGates map[string]bool
+	// unpinned: waiting pods have no group yet.
+	unpinned bool
 }
 
 // NewPlan plans for one workload.
@@ -57,7 +62,7 @@ func NewPlan(w *Workload) Plan {
 		}
 		return counts[group]
 	}
-	var all totals
+	all := totals{pinned: map[string]bool{}, otherGates: map[string]bool{}}
 	for i, n := range w.desired() {
 		count(w.Spread.Groups()[i]).desired = n
 	}
@@ -66,6 +71,14 @@ func NewPlan(w *Workload) Plan {
 			pod := &c.Pods[i]
 			if pod.Node == "" {
 				all.waiting++
+				switch {
+				case pod.OtherGate != "":
+					all.otherGates[pod.OtherGate] = true
+				case pod.Pinned:
+					all.pinned[pod.Group] = true
+				default:
+					all.unpinned = true
+				}
 				if pod.Gated {
 					all.gated++
 				}
@@ -227,21 +240,21 @@ func (w *Workload) reserveForWaiting(lacking []string) {
 
 // findGroup returns whether a group that lacks pods can take the successor of a pod of
 // group from. If none can, later returns whether one may be able to later: never if the
-// pod's volumes are out of reach. It adds what is in the way to blocked.
+// pod's volumes are out of reach, or its own node selector allows none of them. It adds what is in the way to blocked.
 func (w *Workload) findGroup(blocked *obstacles, lacking []string, from string, pod *Pod) (can, later bool) {
-	tied, unread := false, false
+	tied, unread, wanted := false, false, false
 	for _, group := range lacking {
 		can, obstacle := w.CanTake(group, pod)
 		if can {
 			return true, true
 		}
-		tied, unread = tied || obstacle.OutOfReach, unread || obstacle.Unread
+		tied, unread, wanted = tied || obstacle.OutOfReach, unread || obstacle.Unread, wanted || !obstacle.Unwanted
 		blocked.closed(w, group, obstacle)
 	}
 	if tied {
 		blocked.tie(from, pod.Name)
 	}
-	return false, !tied && !unread
+	return false, !tied && !unread && wanted
 }
 
 // inOrderOfLeaving returns the pods of one group, the first to leave first. While there

@@ -262,6 +262,25 @@ func TestNewPlan(t *testing.T) {
 			observed: seen(pods(cohort("r", times(3, "bj")...))), reason: gm.ReasonConverging, evict: []string{"r-2"},
 			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 3, Ready: 3, Surplus: 1}, {Name: "hz", Desired: 3}},
 		},
+		"pods that are pinned wait for a node of their own group": {
+			observed: seen(pods(cohort("r", "hz", "hz", "hz", "-", "bj")), func(w *Workload) {
+				w.Cohorts[0].Pods[3].Seated, w.Cohorts[0].Pods[3].Pinned, w.Cohorts[0].Pods[3].Group = true, true, "bj"
+				w.Cohorts[0].Pods[0].Node, w.Cohorts[0].Pods[0].Ready, w.Cohorts[0].Pods[0].Seated = "", false, false // lacks in hz, and has a gate
+				w.Cohorts[0].Pods[0].OtherGate = "example.com/other"
+			}),
+			reason: gm.ReasonPodsWaiting, waiting: 2,
+			message: `pods wait at scheduling gates of other programs, which have to remove them: "example.com/other"; pods wait for a node: NodeGroup "bj"`,
+			groups:  []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 1, Ready: 1}, {Name: "hz", Desired: 3, Current: 2, Ready: 2}},
+		},
+		"a pod whose own node selector keeps it is not on loan": {
+			observed: seen(pods(cohort("r", twoAndThree...)), func(w *Workload) {
+				w.CanTake = func(string, *Pod) (bool, Obstacle) {
+					return false, Obstacle{Reason: "no open node matches", Unwanted: true}
+				}
+			}),
+			reason: gm.ReasonNoFeasibleTarget, message: `pods are surplus and stay: NodeGroup "hz" can take none: no open node matches`,
+			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 3, Ready: 3, Surplus: 1}, {Name: "hz", Desired: 3, Current: 2, Ready: 2}},
+		},
 		"pods whose owner names their node are not moved, and the others are": {
 			observed: seen(pods(cohort("r", twoAndThree...)), func(w *Workload) {
 				for i := range 4 {

@@ -80,8 +80,10 @@ type Pod struct {
 	Seated bool
 	// Pinned: the pod got its seat at creation, so it can run in no other group.
 	Pinned bool
-	// Gated: a scheduling gate of atoll-manager holds the pod back.
-	Gated bool
+	// Gated: a scheduling gate of atoll-manager holds the pod back. OtherGate is the gate of
+	// another program, "" if there is none.
+	Gated     bool
+	OtherGate string
 	// Available: the pod is on a node and Ready, and no container waits for the restart
 	// that follows a change of its image.
 	Available bool
@@ -99,6 +101,8 @@ type Obstacle struct {
 	Reason string
 	// OutOfReach: no open node of the group reaches the pod's volumes.
 	OutOfReach bool
+	// Unwanted: no open node of the group matches the pod's own node selector and affinity.
+	Unwanted bool
 	// Unread: the pod's volumes have not been read yet, so where they can be used is not
 	// known.
 	Unread bool
