@@ -78,19 +78,22 @@ type Handler func(old, new *Pod)
 // The methods hold the mutex, except those that add handlers or set classes. What a call
 // costs grows with
 //
-//   - nothing (constant): Observe, Forget, Pod, KeepSeat, Release, SeatNumber, Undisrupt, Avoid,
+//   - nothing (constant): Observe and Forget (but for a pod that leaves its node also the cohorts that
+//     avoid the node's group), Pod, KeepSeat, Release, SeatNumber, Undisrupt, Avoid,
 //     Refused, ExtendRefused, MayRecreateUnschedulable, CancelRecreation, HasMembers,
 //     GroupsEpoch, NodeGroup, OpenOfClass, EmptyClass;
 //   - the names in the call: NodeGroups, MovedAt;
 //   - the groups of the spread and the reservations of the cohort, which live for seconds:
 //     Confirm, Admit, CanUngate, Open, Scores, MayRecreateGated, Reserve (also the nodes of the
-//     request), Take and Place (also the nodes of these groups if Request.Check is set; the mutex is
-//     released between every reachSlice nodes);
+//     request, and the workload's revisions), Take and Place (also these, and the nodes of these
+//     groups if Request.Check is set, for which the mutex is released between every reachSlice nodes;
+//     the pods of the workload if the check has anti-affinity);
 //   - the revisions of the owners in the call, and the reservations of these: TakeClass,
 //     PlaceClass, ReservedOfClass, Behind (without the reservations);
 //   - the owners in the call: Disrupt (and the announcements that have expired since the last
 //     call, each of them once);
-//   - the nodes of one group: NotReadySince, CanTake, CanReturn, Places.Take;
+//   - the nodes of one group: NotReadySince, CanReturn, CanTake and Places.Take (all nodes, and the
+//     pods of the workload, if the pod has anti-affinity or topology spread);
 //   - all nodes: ClassOfVolumes, ClassCanTake (also the pods of the owners in the call if the pod
 //     has anti-affinity or topology spread);
 //   - the pods on one node: PodsOnNode, and ObserveNode and ForgetNode if the group or the class
