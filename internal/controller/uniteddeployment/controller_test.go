@@ -1,6 +1,7 @@
 package uniteddeployment
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
@@ -395,6 +397,52 @@ func TestRolloutSurvivesAKillAtEveryWrite(t *testing.T) {
 				t.Errorf("killed at write %d (after it: %t): %d revisions, (-want +got):\n%s", at, after, n, diff)
 			}
 		}
+	}
+}
+
+// TestChildrenAreWrittenInGrowingBatches: the first alone, because it may be refused, then as many
+// again as before at the same time, up to maxAtOnce. A refusal begins anew.
+func TestChildrenAreWrittenInGrowingBatches(t *testing.T) {
+	var pools []string
+	for i := range 40 {
+		pools = append(pools, fmt.Sprintf("p-%02d", i))
+	}
+	s := newUnited(t, pools...)
+	batches, refused := [][]string{{}}, false
+	sizes := []int{1, 2, 4, 8, 1, 2, 4, 8, 10}
+	full := make(chan struct{})
+	s.Reconciler.Client = interceptor.NewClient(s.Reconciler.Client.(client.WithWatch), interceptor.Funcs{
+		Create: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.CreateOption) error {
+			if _, isChild := o.(*appsv1.Deployment); !isChild {
+				return c.Create(ctx, o, opts...)
+			}
+			s.mu.Lock()
+			at := len(batches) - 1
+			batches[at] = append(batches[at], o.GetName())
+			refuse := at == 3 && !refused
+			refused = refused || refuse
+			mine := full
+			if at < len(sizes) && len(batches[at]) == sizes[at] { // all of the batch are here
+				batches, full = append(batches, []string{}), make(chan struct{})
+				close(mine)
+			}
+			s.mu.Unlock()
+			select {
+			case <-mine:
+			case <-time.After(time.Minute):
+				return errors.New("the others of the batch do not come")
+			}
+			if refuse {
+				return apierrors.NewForbidden(deployments, o.GetName(), errors.New("quota"))
+			}
+			return c.Create(ctx, o, opts...)
+		},
+	})
+	if _, err := s.pass(); err == nil {
+		t.Error("the refusal is no error")
+	}
+	if len(batches) != len(sizes)+1 || len(s.images()) != len(pools)-1 {
+		t.Errorf("%d children after batches %v, want all but one", len(s.images()), batches)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -20,6 +21,9 @@ import (
 // errNamesTaken means that objects that are not ours have both names of a pool's workload.
 var errNamesTaken = errors.New("objects that do not belong to this UnitedDeployment have both possible names")
 
+// maxAtOnce is the number of writes of one UnitedDeployment that are requested at the same time.
+const maxAtOnce = 16
+
 // execute executes the plan's actions. After each round it plans again, with refused pools
 // marked, so that a refused pool does not block actions on other pools. It ends when a plan
 // has no new action.
@@ -31,6 +35,7 @@ func (r *Reconciler) execute(ctx context.Context, s *scope) error {
 	done := map[united.Action]bool{}
 	for again := true; again; {
 		again = false
+		var writes []united.Action
 		s.plan = s.state.Plan()
 		for _, a := range s.plan.Actions {
 			a.Why = "" // the same action may have another reason in the next plan
@@ -42,8 +47,33 @@ func (r *Reconciler) execute(ctx context.Context, s *scope) error {
 				errs = append(errs, r.drain(ctx, s, a))
 				continue
 			}
-			if err := r.write(ctx, s, a); err != nil {
+			writes = append(writes, a)
+		}
+		errs = append(errs, r.writeAll(ctx, s, writes))
+	}
+	return errors.Join(errs...)
+}
+
+// writeAll executes actions, first one alone, because it may be refused, then batches that
+// double in size, as a ReplicaSet creates pods.
+func (r *Reconciler) writeAll(ctx context.Context, s *scope, actions []united.Action) error {
+	var errs []error
+	for size := 1; len(actions) > 0; {
+		batch := actions[:min(size, len(actions))]
+		actions = actions[len(batch):]
+		steps := make([]step, len(batch))
+		var running sync.WaitGroup
+		for i, a := range batch {
+			if steps[i] = r.prepare(ctx, s, a); steps[i].err == nil {
+				running.Go(func() { steps[i].err = steps[i].request() })
+			}
+		}
+		running.Wait()
+		size = min(2*size, maxAtOnce)
+		for i, a := range batch {
+			if err := r.finish(ctx, s, a, &steps[i]); err != nil {
 				errs = append(errs, r.recordFailure(s, a, err))
+				size = 1 // the next ones may be refused too
 			}
 		}
 	}
@@ -77,55 +107,80 @@ func (r *Reconciler) recordFailure(s *scope, a united.Action, err error) error {
 	return err
 }
 
-// write executes one action other than Drain, and records its result.
-func (r *Reconciler) write(ctx context.Context, s *scope, a united.Action) error {
-	live := s.live[a.Child]
-	var after united.Workload
-	var err error
+// step is one action other than Drain on its way: the workload before and after it, the request
+// to the API server, and the error of prepare or request.
+type step struct {
+	live, after united.Workload
+	request     func() error
+	err         error
+}
+
+// prepare builds the request of an action. It must not be called while requests run that use the
+// scope; requests use none.
+func (r *Reconciler) prepare(ctx context.Context, s *scope, a united.Action) (step step) {
+	step.live = s.live[a.Child]
+	update := func() error { return r.Client.Update(ctx, step.after) }
 	switch a.Verb {
 	case united.Create:
-		after, err = r.create(ctx, s, a)
+		plain, _ := united.Names(s.ud.Name, a.Pool)
+		w, err := s.build(s.index(a.Pool), a.Revision)
+		if err != nil {
+			step.err = err
+			return step
+		}
+		w.SetName(plain)
+		setController(w, s.ud)
+		step.after, step.request = w, func() error { return r.Client.Create(ctx, w) }
 	case united.Update, united.Restore:
 		if a.Verb == united.Restore {
-			if err := r.pace.check(live.GetUID(), r.Clock.Now()); err != nil {
-				return err
+			if step.err = r.pace.check(step.live.GetUID(), r.Clock.Now()); step.err != nil {
+				return step
 			}
 		}
 		var want united.Workload
-		if want, err = s.build(s.index(a.Pool), a.Revision); err == nil {
-			after = united.Overlay(live, want)
-			setController(after, s.ud)
-			err = r.Client.Update(ctx, after)
+		if want, step.err = s.build(s.index(a.Pool), a.Revision); step.err != nil {
+			return step
 		}
+		step.after = united.Overlay(step.live, want)
+		setController(step.after, s.ud)
+		step.request = update
 	case united.Scale:
-		after = live.DeepCopyObject().(united.Workload)
+		step.after = step.live.DeepCopyObject().(united.Workload)
 		pool := &s.state.Pools[s.index(a.Pool)]
-		united.Resize(after, pool.Replicas, pool.Partition)
-		err = r.Client.Update(ctx, after)
+		united.Resize(step.after, pool.Replicas, pool.Partition)
+		step.request = update
 	case united.Adopt:
-		after = live.DeepCopyObject().(united.Workload)
-		setController(after, s.ud)
-		err = r.Client.Update(ctx, after)
+		step.after = step.live.DeepCopyObject().(united.Workload)
+		setController(step.after, s.ud)
+		step.request = update
 	case united.Delete:
-		uid := live.GetUID()
-		err = r.Client.Delete(ctx, live, client.Preconditions{UID: &uid}, client.PropagationPolicy(metav1.DeletePropagationForeground))
+		live, uid := step.live, step.live.GetUID()
+		step.request = func() error {
+			return client.IgnoreNotFound(r.Client.Delete(ctx, live, client.Preconditions{UID: &uid}, client.PropagationPolicy(metav1.DeletePropagationForeground)))
+		}
 	}
-	switch {
-	case apierrors.IsNotFound(err) && a.Verb == united.Delete:
-	case err != nil:
+	return step
+}
+
+// finish records the result of an action.
+func (r *Reconciler) finish(ctx context.Context, s *scope, a united.Action, step *step) error {
+	after, err := step.after, step.err
+	if a.Verb == united.Create && apierrors.IsAlreadyExists(err) {
+		if after, err = r.createBeside(ctx, s, a, after); after == nil && err == nil {
+			return nil // it exists already; the next plan decides about it
+		}
+	}
+	if err != nil {
 		return err
-	}
-	if after == nil && a.Verb == united.Create {
-		return nil // it exists already; the next plan decides about it
 	}
 	actionsTotal.WithLabelValues(string(a.Verb), resultOf(nil)).Inc()
 	log.FromContext(ctx).Info("Pool changed", "pool", a.Pool, "action", string(a.Verb), "workload", a.Child, "revision", a.Revision)
 	if after == nil {
-		r.markDeleting(s, a, live)
+		r.markDeleting(s, a, step.live)
 		return nil
 	}
 	if a.Verb == united.Restore {
-		r.pace.restored(live.GetUID(), r.Clock.Now())
+		r.pace.restored(step.live.GetUID(), r.Clock.Now())
 	}
 	r.written(s, a, after)
 	return r.remember(s, a, after)
@@ -144,30 +199,33 @@ func setController(w united.Workload, ud *apps.UnitedDeployment) {
 	w.SetOwnerReferences(append(w.GetOwnerReferences(), *controllerRef(ud)))
 }
 
-// create creates a pool's workload with the first of its names that is free. If a workload
-// of ours has the name, the cache was stale: create adds it to the scope and returns nil.
-func (r *Reconciler) create(ctx context.Context, s *scope, a united.Action) (united.Workload, error) {
-	plain, hashed := united.Names(s.ud.Name, a.Pool)
-	for _, name := range []string{plain, hashed} {
-		w, err := s.build(s.index(a.Pool), a.Revision)
-		if err != nil {
-			return nil, err
-		}
-		w.SetName(name)
-		setController(w, s.ud)
-		err = r.Client.Create(ctx, w)
-		if !apierrors.IsAlreadyExists(err) {
-			return w, err
-		}
-		there := w.DeepCopyObject().(united.Workload)
-		if err := r.Live.Get(ctx, client.ObjectKeyFromObject(w), there); err != nil {
+// createBeside creates a pool's workload whose plain name is taken, by an object with the name of
+// taken, under its other name. If a workload of ours has one of the names, the cache was stale:
+// createBeside adds it to the scope and returns nil.
+func (r *Reconciler) createBeside(ctx context.Context, s *scope, a united.Action, taken united.Workload) (united.Workload, error) {
+	_, hashed := united.Names(s.ud.Name, a.Pool)
+	for {
+		there := taken.DeepCopyObject().(united.Workload)
+		if err := r.Live.Get(ctx, client.ObjectKeyFromObject(taken), there); err != nil {
 			return nil, err
 		}
 		if _, ours := s.ownership(there); ours {
 			return nil, r.addUncached(s, a.Pool, there)
 		}
+		if taken.GetName() == hashed {
+			return nil, errNamesTaken
+		}
+		w, err := s.build(s.index(a.Pool), a.Revision)
+		if err != nil {
+			return nil, err
+		}
+		w.SetName(hashed)
+		setController(w, s.ud)
+		if err := r.Client.Create(ctx, w); !apierrors.IsAlreadyExists(err) {
+			return w, err
+		}
+		taken = w
 	}
-	return nil, errNamesTaken
 }
 
 // addUncached adds a workload that the cache did not have, so that the next plan has it.

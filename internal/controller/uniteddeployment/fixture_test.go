@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -32,7 +33,9 @@ type site struct {
 	clock  *testingclock.FakeClock
 	events *events.FakeRecorder
 	all    client.Client
-	// writes are the writes since the test cleared them.
+	// writes are the writes since the test cleared them. mu guards it, and what refuse uses:
+	// several writes may be requested at the same time.
+	mu     sync.Mutex
 	writes []string
 	// refuse returns the error of a write; nil lets the write through.
 	refuse func(write string) error
@@ -52,6 +55,8 @@ func newSite(t *testing.T, objects ...client.Object) *site {
 	s := &site{t: t, clock: testingclock.NewFakeClock(time.Unix(1_000_000, 0)), events: events.NewFakeRecorder(1000)}
 	written := func(verb string, o client.Object) error {
 		write := fmt.Sprintf("%s %T %s", verb, o, o.GetName())
+		s.mu.Lock()
+		defer s.mu.Unlock()
 		if s.refuse != nil {
 			if err := s.refuse(write); err != nil {
 				return err
