@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	authorizationv1 "k8s.io/api/authorization/v1"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -407,6 +408,22 @@ func TestOrphanedPodsKeepAPodGroup(t *testing.T) {
 	}
 	if s.written("of-mine") != nil {
 		t.Error("the PodGroup of a person was created")
+	}
+}
+
+// TestPodsOfADeletedOwnerGetNoPodGroup: the garbage collector is about to delete them. A PodGroup
+// without an owner would reserve resources for them.
+func TestPodsOfADeletedOwnerGetNoPodGroup(t *testing.T) {
+	const uid = "0c9e7a51-6f3e-4b53-9f3d-8a4f5c6d7e8f"
+	s := newSite(t)
+	set := build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web", build.With(func(d *appsv1.Deployment) { d.UID = uid }))))
+	s.Walker.Put(build.Owner(set))
+	s.Store.PutPod(memberOf("a", set, uid))
+	if err := s.pass(uid); err != nil {
+		t.Fatal(err)
+	}
+	if u := s.written(uid); u != nil {
+		t.Errorf("the PodGroup is %v", u)
 	}
 }
 

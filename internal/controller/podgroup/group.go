@@ -90,7 +90,9 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 		}
 		at := slices.IndexFunc(chain, func(o *ownership.Object) bool { return o.UID == uid })
 		if at < 0 {
-			s.strays = append(s.strays, pod)
+			if end == nil || end.Reason != owners.EndGone { // else the garbage collector deletes the pod
+				s.strays = append(s.strays, pod)
+			}
 			continue
 		}
 		s.members = append(s.members, member{pod, chain, end, at})
