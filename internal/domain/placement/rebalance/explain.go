@@ -147,7 +147,7 @@ func (o *obstacles) String() string {
 		parts = append(parts, fmt.Sprintf("pods %s are tied to NodeGroup %q by their volumes", list(o.tied[group]), group))
 	}
 	if o.named {
-		parts = append(parts, "pods stay on the node that spec.nodeName of their template names")
+		parts = append(parts, "the template of some names their node (spec.nodeName)")
 	}
 	const shown = 4
 	if len(parts) > shown {

@@ -287,7 +287,7 @@ func TestNewPlan(t *testing.T) {
 					w.Cohorts[0].Pods[i+1].NamesNode = true
 				}
 			}),
-			reason: gm.ReasonNoFeasibleTarget, message: "pods stay on the node that spec.nodeName of their template names",
+			reason: gm.ReasonNoFeasibleTarget, message: "the template of some names their node (spec.nodeName)",
 			groups: []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 3, Ready: 3, Surplus: 1}, {Name: "hz", Desired: 3, Current: 2, Ready: 2}},
 		},
 		"pods on nodes that were deleted are nowhere": {
