@@ -252,8 +252,8 @@ func (m *tight) rollOut(surge, unavailable int) {
 		if old == 0 && ready(m.of("new")) == m.n {
 			break
 		}
-		if !changed {
-			m.fail("the rollout stands still")
+		if !changed || step > 20*m.n+100 {
+			m.fail("the rollout stands still, or goes round in circles")
 		}
 	}
 	m.settle(surge)
