@@ -440,7 +440,7 @@ func (w *Walker) handle(old, new *ownership.Object) {
 func (w *Walker) putLocked(o *ownership.Object) (old *ownership.Object) {
 	if old = w.dropLocked(o.UID); old != nil {
 		if o.Replaced = old.Replaced; required(Propagation, old) != required(Propagation, o) || required(Override, old) != required(Override, o) {
-			o.Replaced = &old.Policies
+			o.Replaced = new(old.Policies) // a copy: a pointer into old would keep it, and all before it
 		}
 	}
 	w.objects[o.UID] = o

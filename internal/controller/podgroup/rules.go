@@ -209,8 +209,8 @@ func (r *Rules) watchFailed(err error) {
 }
 
 // setLocked puts the rules of a ConfigMap into force, and reports whether they differ from
-// the previous ones. If the text is invalid, or does not mention rules any more, the previous rules stay in force; if there are
-// none, the rules of LastGoodAnnotation come into force.
+// the previous ones. If the text is invalid, or does not mention rules any more, the previous
+// rules stay in force; if there are none, the rules of LastGoodAnnotation come into force.
 func (r *Rules) setLocked(config *corev1.ConfigMap) (changed bool) {
 	r.config, r.unwatched = config, write[error]{}
 	text := ""

@@ -115,8 +115,8 @@ type step struct {
 	err         error
 }
 
-// prepare builds the request of an action. It must not be called while requests run that use the
-// scope; requests use none.
+// prepare builds the request of an action. Requests run while others are prepared, so they must
+// not use the scope.
 func (r *Reconciler) prepare(ctx context.Context, s *scope, a united.Action) (step step) {
 	step.live = s.live[a.Child]
 	update := func() error { return r.Client.Update(ctx, step.after) }
