@@ -170,10 +170,8 @@ func (h *Handler) filter(b *buffers, w http.ResponseWriter, r *http.Request) {
 
 // filterCounted is filter for a pod that is counted in a cohort: it needs a seat.
 func (h *Handler) filterCounted(b *buffers, w http.ResponseWriter, args *filterArgs, a policies.Assignment, names []string, full []json.RawMessage) {
-	request := seats.Request{
-		Pod: args.Pod.Metadata.UID, Token: types.UID(args.Pod.Metadata.Annotations[gm.SeatAnnotation]),
-		Cohort: a.Cohort, Total: a.Total, Spread: a.Spread, Nodes: names,
-	}
+	request := h.Policies.SeatRequest(&a, args.Pod.Metadata.UID)
+	request.Token, request.Nodes = types.UID(args.Pod.Metadata.Annotations[gm.SeatAnnotation]), names
 	allowed := map[string]bool{}
 	if h.Wide {
 		for group := range h.Ledger.Scores(request) {

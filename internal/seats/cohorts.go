@@ -36,7 +36,6 @@ type seat struct {
 	// seated in "".
 	seated   bool
 	group    string
-	unbound  bool // counts in its cohort's unbound
 	reserved bool
 	binding  bool      // reserved, and being bound to a node of group: see Confirm
 	number   int       // number of seats in the group when this one was taken, itself included
@@ -60,7 +59,6 @@ type cohort struct {
 	key     Cohort
 	owner   *owner
 	counts  map[string]int // seats by group, reserved ones included
-	unbound map[string]int // those of them whose pods have no node yet
 	seats   map[types.UID]*seat
 	like    *Pod   // last observed pod of the cohort: see intern
 	active  int    // entries of pods that are active, or not observed yet
@@ -112,7 +110,7 @@ func (cs *cohorts) enter(uid types.UID, key Cohort) *seat {
 			o = &owner{cohorts: map[Cohort]*cohort{}}
 			cs.byOwner[key.Owner] = o
 		}
-		c = &cohort{key: key, owner: o, counts: map[string]int{}, unbound: map[string]int{}, seats: map[types.UID]*seat{}, reservations: map[types.UID]*seat{}}
+		c = &cohort{key: key, owner: o, counts: map[string]int{}, seats: map[types.UID]*seat{}, reservations: map[types.UID]*seat{}}
 		cs.byKey[key], o.cohorts[key] = c, c
 	}
 	s := &seat{uid: uid, cohort: c}
@@ -187,7 +185,6 @@ func (cs *cohorts) observe(s *seat, pod *Pod) {
 		cs.seat(s, pod.GroupStamp)
 		cs.settle(s)
 	}
-	s.countUnbound()
 	cs.countClass(s)
 }
 
@@ -217,7 +214,6 @@ func (cs *cohorts) seat(s *seat, group string) {
 	s.cohort.seated++
 	s.cohort.counts[group]++
 	s.number = s.cohort.counts[group]
-	s.countUnbound()
 }
 
 // unseat takes the seat and the reservation of an entry, if it has them.
@@ -230,9 +226,7 @@ func (cs *cohorts) unseat(s *seat) {
 			delete(s.cohort.counts, s.group)
 		}
 	}
-	s.seated, s.reserved, s.binding = false, false, false
-	s.countUnbound()
-	s.group = ""
+	s.seated, s.group, s.reserved, s.binding = false, "", false, false
 	delete(s.cohort.reservations, s.uid)
 }
 
@@ -259,22 +253,6 @@ func (cs *cohorts) settle(s *seat) {
 	}
 	s.reserved, s.binding = false, false
 	delete(s.cohort.reservations, s.uid)
-}
-
-// countUnbound updates the unbound seats of the entry's group.
-func (s *seat) countUnbound() {
-	unbound := s.seated && (s.pod == nil || s.pod.Node == "")
-	switch {
-	case unbound == s.unbound:
-		return
-	case unbound:
-		s.cohort.unbound[s.group]++
-	default:
-		if s.cohort.unbound[s.group]--; s.cohort.unbound[s.group] == 0 {
-			delete(s.cohort.unbound, s.group)
-		}
-	}
-	s.unbound = unbound
 }
 
 func (s *seat) setActive(active bool) {

@@ -316,8 +316,7 @@ func (ns *nodes) podsOn(name string) []*Pod {
 }
 
 // look adds what the named nodes, of those that are still members of a group, have for the
-// pod that is checked, until f has all that it looks for. names that were not looked at are
-// left.
+// pod that is checked, until f has all that it looks for.
 func (ns *nodes) look(f *found, group string, check *fit.Check, names iter.Seq[string]) {
 	for name := range names {
 		n := ns.members[group][name]
@@ -325,37 +324,17 @@ func (ns *nodes) look(f *found, group string, check *fit.Check, names iter.Seq[s
 			continue
 		}
 		f.reached = f.reached || check.Reaches(&n.Offer)
-		if n.Open && f.places < f.want {
-			f.places += n.places(f, check)
-		}
-		if f.done() {
+		f.roomy = f.roomy || n.Open && check.Of(&n.Offer, &n.used, &n.leaving) == fit.Fits && (f.apart == nil || f.apart.Take(&n.Offer))
+		if f.reached && f.roomy {
 			return
 		}
 	}
 }
 
-// found is what look has found so far in one group.
+// found is what look has found so far in one group: whether the pod may go to one of its nodes at
+// all, and whether one has room for it, once its terminating pods are gone. apart, if it is not
+// nil, are the nodes that are too close to other pods of the workload.
 type found struct {
-	reached bool // the pod may go to a node of the group
-	// places is the number of pods like it that the group's nodes have room for, up to want,
-	// and apart, if it is not nil, are the nodes that are too close to other such pods.
-	places, want int
-	apart        *fit.Domains
-}
-
-func (f *found) done() bool { return f.reached && f.places >= f.want }
-
-// places returns for how many more pods the node has room once its terminating pods are gone.
-func (n *node) places(f *found, check *fit.Check) int {
-	most := check.Places(&n.Offer, f.want-f.places, &n.used, &n.leaving)
-	if f.apart == nil {
-		return most
-	}
-	for taken := range most {
-		if !f.apart.Take(&n.Offer) {
-			return taken
-		}
-		f.apart.Add(&n.Offer, true, 1)
-	}
-	return most
+	reached, roomy bool
+	apart          *fit.Domains
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
+	"github.com/atoll-k8s/atoll/internal/domain/fit"
 )
 
 // takeTTL is how long a seat is reserved for a pod that is being created before the Informer
@@ -93,8 +94,9 @@ type survey struct {
 	reached []bool
 	// usable: the group is reached, and its owner does not avoid it.
 	usable []bool
-	// roomy: it is usable, and has room now, beyond the pods of the workload that are on their
-	// way there. What terminating pods use counts as room.
+	// roomy: it is usable, and has room now. What terminating pods use counts as room, and what
+	// pods on their way to it will use does not count: a pod that finds none waits, and another
+	// group is looked for.
 	roomy []bool
 }
 
@@ -103,46 +105,37 @@ type survey struct {
 func (l *Ledger) survey(r Request) survey {
 	groups := r.Spread.Groups()
 	seen := survey{reached: make([]bool, len(groups)), usable: make([]bool, len(groups)), roomy: make([]bool, len(groups))}
+	var apart *fit.Domains
+	if r.Check != nil {
+		apart = l.apart(r)
+	}
 	for i, group := range groups {
 		if r.Check == nil {
 			seen.reached[i], seen.usable[i], seen.roomy[i] = true, true, true
 			continue
 		}
-		f := l.ahead(r, group)
-		if len(groups) == 1 {
-			f.want = 0 // there is no choice
-		}
+		f := found{apart: apart, roomy: len(groups) == 1} // of one there is no choice
 		l.look(&f, r, group)
-		seen.reached[i], seen.usable[i], seen.roomy[i] = f.reached, f.reached, f.reached && f.places >= f.want
+		seen.reached[i], seen.usable[i], seen.roomy[i] = f.reached, f.reached, f.reached && f.roomy
 	}
 	return seen
 }
 
-// ahead begins a look at a group: room is wanted for the pod, and for those of its workload
-// that have a seat there and no node yet.
-func (l *Ledger) ahead(r Request, group string) found {
+// apart returns the nodes that are too close to pods of the workload for another one; nil if the
+// pod has no rule about that.
+func (l *Ledger) apart(r Request) *fit.Domains {
+	apart := r.Check.Separate()
+	if apart == nil {
+		return nil
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	f := found{want: 1, apart: r.Check.Separate()}
-	c := l.cohorts.byKey[r.Cohort]
-	if c == nil {
-		c = &cohort{key: r.Cohort}
-	}
-	f.want += c.unbound[group]
-	for other := range l.cohorts.siblings(c, r.owners()) {
-		f.want += other.unbound[group]
-	}
-	if s := l.cohorts.entry(r.Pod); s != nil && s.unbound && s.group == group {
-		f.want-- // its own
-	}
-	if f.apart != nil {
-		for name, pods := range l.cohorts.podsByNode(r.owners(), "") {
-			if n := l.nodes.byName[name]; n != nil {
-				f.apart.Add(&n.Offer, true, pods)
-			}
+	for name, pods := range l.cohorts.podsByNode(r.owners(), "") {
+		if n := l.nodes.byName[name]; n != nil {
+			apart.Add(&n.Offer, true, pods)
 		}
 	}
-	return f
+	return apart
 }
 
 // look looks at the nodes of a group until f is done.
@@ -161,7 +154,7 @@ func (l *Ledger) look(f *found, r Request, group string) {
 		}
 	})
 	for part := range slices.Chunk(others, reachSlice) {
-		if f.done() {
+		if f.reached && f.roomy {
 			return
 		}
 		l.mu.Unlock()
@@ -275,11 +268,11 @@ func (cs *cohorts) besides(c *cohort, r Request, desired []int, seen survey) int
 		return -1
 	}
 	for i, most := range r.Spread.Ceilings(max(r.Total, c.active)) {
-		if lacks := seen.usable[i] && c.current[i] < desired[i]; lacks && all[i] < desired[i] {
+		lacks := c.current[i] < desired[i]
+		if lacks && seen.usable[i] && all[i] < desired[i] {
 			return -1
-		} else if lacks {
-			open = true
 		}
+		open = open || lacks
 		if seen.roomy[i] && most > 0 && (best < 0 || all[i]-desired[i] < all[best]-desired[best]) {
 			best = i
 		}

@@ -380,25 +380,6 @@ func (c *Check) Of(n *Node, used ...*Use) Reason {
 	return Fits
 }
 
-// Places returns how many pods with this demand an open node can take now, at most most.
-// used is as for Of.
-func (c *Check) Places(n *Node, most int, used ...*Use) int {
-	switch {
-	case c.Of(n, used...) != Fits:
-		return 0
-	case len(c.demand.Ports) > 0:
-		return min(1, most)
-	}
-	for _, want := range c.demand.Requests {
-		left := n.Allocatable.Of(want.Name)
-		for _, u := range used {
-			left -= u.amounts.Of(want.Name)
-		}
-		most = int(min(int64(most), left/want.Value))
-	}
-	return most
-}
-
 // Reaches reports whether the pod could run on a node at some time, no matter what runs there
 // now and whether the node is open. It checks node selector and affinity, volumes, and
 // taints other than those that Kubernetes adds and removes. For a demand that is Partial it
