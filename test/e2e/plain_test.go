@@ -24,18 +24,23 @@ func TestPlainSchedulerCallsExtenderForEveryPod(t *testing.T) {
 	f.group("asks-bj", 3)
 	f.nodes(nil, "asks-none-0")
 	f.create(weights("policy", "asks-hz", 3, "asks-bj", 2))
-	before := f.askedWithoutPolicy()
 	deleted := f.watchDeletions("app")
-	f.create(deployment("app", 50, "policy"), deployment("free", 10, ""))
+	f.create(deployment("app", 50, "policy"))
 	f.eventually(patience, "managed pods are spread exactly", func() error {
 		return f.spreadIs("app", map[string]int{"asks-hz": 30, "asks-bj": 20})
 	})
-	f.eventually(patience, "pods without a policy are bound", func() error { return f.boundAre("free", 10) })
-	for _, app := range []string{"app", "free"} {
-		f.scheduledBy(app, corev1.DefaultSchedulerName)
-	}
-	if n := f.askedWithoutPolicy() - before; n < 10 {
-		t.Errorf("kube-scheduler asked %v times about 10 pods without a policy", n)
+	f.scheduledBy("app", corev1.DefaultSchedulerName)
+	for again := range 3 { // atoll-manager counts from 0 again after it lost its Lease on a busy machine
+		free := fmt.Sprint("free-", again)
+		before := f.askedWithoutPolicy()
+		f.create(deployment(free, 10, ""))
+		f.eventually(patience, "pods without a policy are bound", func() error { return f.boundAre(free, 10) })
+		f.scheduledBy(free, corev1.DefaultSchedulerName)
+		if n := f.askedWithoutPolicy() - before; n >= 10 {
+			break
+		} else if again == 2 {
+			t.Errorf("kube-scheduler asked %v times about 10 pods without a policy", n)
+		}
 	}
 	if n := deleted(); n != 0 {
 		t.Errorf("%d pods were deleted on the way", n)

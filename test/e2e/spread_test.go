@@ -64,7 +64,7 @@ func TestScaleInIsExact(t *testing.T) {
 		f.group("in-bj", 3)
 		f.create(weights("policy", "in-hz", 3, "in-bj", 2))
 		f.create(deployment("in", 10, "policy"))
-		before := f.evictions()
+		evicted := f.watchEvictions("in")
 		for range f.often() {
 			f.eventually(patience, "ten pods", func() error {
 				if err := f.allReady("in", 10); err != nil {
@@ -84,7 +84,7 @@ func TestScaleInIsExact(t *testing.T) {
 			}
 			f.scale("in", 10)
 		}
-		if n := f.evictions() - before; n != 0 {
+		if n := evicted(); n != 0 {
 			t.Errorf("%v pods were evicted", n)
 		}
 
@@ -115,7 +115,7 @@ func TestRolloutCompletesAndEndsExact(t *testing.T) {
 		})
 		f.create(d)
 		f.eventually(patience, "five pods", func() error { return f.allReady("roll", 5) })
-		before := f.evictions()
+		evicted := f.watchEvictions("roll")
 		for _, image := range []string{"nginx:1.28", "nginx:1.29"} {
 			f.patch(&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "roll", Namespace: f.ns}}, map[string]any{"spec": map[string]any{
 				"template": map[string]any{"spec": map[string]any{"containers": []map[string]any{{"name": "app", "image": image}}}},
@@ -132,7 +132,7 @@ func TestRolloutCompletesAndEndsExact(t *testing.T) {
 				return f.spreadIs("roll", map[string]int{"roll-hz": 3, "roll-bj": 2})
 			})
 		}
-		if n := f.evictions() - before; n != 0 {
+		if n := evicted(); n != 0 {
 			t.Errorf("%v pods were evicted", n)
 		}
 	})

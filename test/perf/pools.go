@@ -5,12 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
+	"strings"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/informers"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
@@ -30,16 +35,26 @@ var pools = benchmark{
 	open:     openPools,
 }
 
-// united measures how fast the workloads of a UnitedDeployment are created.
+// united measures the writes of a UnitedDeployment.
 var united = benchmark{
-	name: "united", unit: "workloads/s", nodes: 5000, pods: 200,
-	about: `Workloads created a second for one UnitedDeployment of 1,000 pools ÷ the same Deployments created by plain clients.
+	name: "united", nodes: 5000, pods: 200,
+	about: `Workloads created a second for one UnitedDeployment ÷ the same Deployments created by plain clients, and the API server's CPU time for an update of 300 pools ÷ for the same writes.
 
 - The time is measured from the creation of the UnitedDeployment to the creation of the last Deployment. They have no replicas, and the controller manager is stopped.
-- The peer is one client that sends 1,000 creations one after the other, as a controller creates the workloads of one object.`,
-	variants: []variant{{name: "create", ideal: "≥ 0.5", a: "one UnitedDeployment is created", b: "its Deployments are created, one after the other"}},
-	open:     openPools,
+- The peer is eight clients that send the same writes.
+- ` + "`update 300`" + `: the image of all pools changes at once (maxUpdatingPools 300). The controller manager runs, and the CPU time is that until all Deployments are updated and the cluster is idle.`,
+	variants: []variant{createVariant("100", "≥ 0.7"), createVariant("300", "≥ 0.7"), createVariant("1000", "≥ 0.5"), {
+		name: "update 300", unit: "CPU s", ideal: "≤ 1.1", a: "one UnitedDeployment is updated", b: "its Deployments are updated, eight at a time",
+	}},
+	open: openPools,
 }
+
+func createVariant(pools, ideal string) variant {
+	return variant{name: "create " + pools, unit: "workloads/s", ideal: ideal, a: "one UnitedDeployment is created", b: "its Deployments are created, eight at a time"}
+}
+
+// atOnce is the number of requests of the peers of united that are sent at the same time.
+const atOnce = 8
 
 const (
 	// nodesOfPool is the number of nodes of a pool.
@@ -53,8 +68,9 @@ const (
 type poolsBench struct {
 	*bed
 	apps client.Client
-	// sites are the names of the pools.
-	sites []string
+	// sites are the names of the pools. united are those of the variant
+	// that is measured.
+	sites, united []string
 }
 
 func openPools(ctx context.Context, o options, log io.Writer) (bench, error) {
@@ -105,10 +121,29 @@ func (p *poolsBench) patchNodes(ctx context.Context, patch func(i int) string) e
 }
 
 func (p *poolsBench) sides(_ context.Context, variant string) (a, b side, err error) {
-	if variant == "create" {
-		return side{"UnitedDeployment", p.rated(len(p.sites), p.unite)}, side{"plain", p.rated(len(p.sites), p.createDeployments)}, nil
+	verb, number, _ := strings.Cut(variant, " ")
+	if verb == "join" {
+		return side{"NodePools", p.rated(p.options.nodes, p.join)}, side{"plain", p.rated(p.options.nodes, p.write)}, nil
 	}
-	return side{"NodePools", p.rated(p.options.nodes, p.join)}, side{"plain", p.rated(p.options.nodes, p.write)}, nil
+	n, err := strconv.Atoi(number)
+	if err != nil {
+		return a, b, fmt.Errorf("choosing sides: variant %q: %w", variant, err)
+	}
+	n = min(n, len(p.sites))
+	of := func(measure func(context.Context) (sample, error)) func(context.Context) (sample, error) {
+		return func(ctx context.Context) (sample, error) {
+			p.united = p.sites[:n]
+			return measure(ctx)
+		}
+	}
+	a, b = side{name: "UnitedDeployment " + number}, side{name: "plain " + number}
+	if verb == "update" {
+		a.measure, b.measure = of(p.updating(p.unite, p.updateUnited)), of(p.updating(p.createDeployments, p.updateDeployments))
+		a.name, b.name = a.name+" updated", b.name+" updated"
+	} else {
+		a.measure, b.measure = of(p.rated(n, p.unite)), of(p.rated(n, p.createDeployments))
+	}
+	return a, b, nil
 }
 
 // rated returns n divided by the duration of do, as a rate; do returns a function that
@@ -241,17 +276,18 @@ func (p *poolsBench) write(ctx context.Context) (func(context.Context) error, er
 
 // unite creates a UnitedDeployment and waits for its workloads.
 func (p *poolsBench) unite(ctx context.Context) (func(context.Context) error, error) {
-	labels := map[string]string{"app": manyPools}
+	app := map[string]string{"app": manyPools}
 	ud := &apps.UnitedDeployment{
 		ObjectMeta: metav1.ObjectMeta{Name: manyPools, Namespace: namespace},
 		Spec: apps.UnitedDeploymentSpec{
-			Selector:         &metav1.LabelSelector{MatchLabels: labels},
+			Selector:         &metav1.LabelSelector{MatchLabels: app},
 			WorkloadTemplate: apps.WorkloadTemplate{DeploymentTemplate: &apps.DeploymentTemplateSpec{Spec: p.deployment(workload{}).Spec}},
+			UpdateStrategy:   apps.UnitedDeploymentUpdateStrategy{MaxUpdatingPools: new(int32(len(p.united)))},
 		},
 	}
 	template := &ud.Spec.WorkloadTemplate.DeploymentTemplate.Spec
-	template.Replicas, template.Selector, template.Template.Labels = nil, nil, labels
-	for _, site := range p.sites {
+	template.Replicas, template.Selector, template.Template.Labels = nil, nil, app
+	for _, site := range p.united {
 		ud.Spec.Topology.Pools = append(ud.Spec.Topology.Pools, apps.Pool{Name: site, Replicas: new(intstr.FromInt32(0))})
 	}
 	if err := p.apps.Create(ctx, ud); err != nil {
@@ -264,20 +300,114 @@ func (p *poolsBench) unite(ctx context.Context) (func(context.Context) error, er
 			return p.deleteDeployments(ctx) // the garbage collector does not run
 		}, p.eventually(ctx, "a Deployment a pool", func(ctx context.Context) (bool, error) {
 			n, err := p.countDeployments(ctx)
-			return n == len(p.sites), err
+			return n == len(p.united), err
 		})
 }
 
 // createDeployments creates the same number of Deployments with a client.
 func (p *poolsBench) createDeployments(ctx context.Context) (func(context.Context) error, error) {
-	for _, site := range p.sites {
+	return p.deleteDeployments, inParallel(ctx, atOnce, p.united, func(ctx context.Context, site string) error {
 		d := p.deployment(workload{})
 		d.Name = manyPools + "-" + site
 		if _, err := p.client.AppsV1().Deployments(namespace).Create(ctx, d, metav1.CreateOptions{}); err != nil {
-			return nil, fmt.Errorf("creating Deployment %q: %w", d.Name, err)
+			return fmt.Errorf("creating Deployment %q: %w", d.Name, err)
 		}
+		return nil
+	})
+}
+
+// updated is the image after an update.
+const updated = "nginx:1.28"
+
+func (p *poolsBench) updateUnited(ctx context.Context, _ []*appsv1.Deployment) error {
+	ud := &apps.UnitedDeployment{ObjectMeta: metav1.ObjectMeta{Name: manyPools, Namespace: namespace}}
+	patch := fmt.Appendf(nil, `[{"op":"replace","path":"/spec/workloadTemplate/deploymentTemplate/spec/template/spec/containers/0/image","value":%q}]`, updated)
+	if err := p.apps.Patch(ctx, ud, client.RawPatch(types.JSONPatchType, patch)); err != nil {
+		return fmt.Errorf("updating UnitedDeployment %q: %w", ud.Name, err)
 	}
-	return p.deleteDeployments, nil
+	return nil
+}
+
+func (p *poolsBench) updateDeployments(ctx context.Context, all []*appsv1.Deployment) error {
+	return inParallel(ctx, atOnce, all, func(ctx context.Context, d *appsv1.Deployment) error {
+		d = d.DeepCopy()
+		d.Spec.Template.Spec.Containers[0].Image = updated
+		if _, err := p.client.AppsV1().Deployments(namespace).Update(ctx, d, metav1.UpdateOptions{}); err != nil {
+			return fmt.Errorf("updating Deployment %q: %w", d.Name, err)
+		}
+		return nil
+	})
+}
+
+// updating returns a round that measures the API server's CPU time for an update of all pools,
+// until every Deployment is updated and the cluster is idle. create makes what update updates.
+func (p *poolsBench) updating(
+	create func(context.Context) (func(context.Context) error, error), update func(context.Context, []*appsv1.Deployment) error,
+) func(context.Context) (sample, error) {
+	return func(ctx context.Context) (s sample, err error) {
+		ctx, cancel := context.WithTimeout(ctx, 2*stepWithin)
+		defer cancel()
+		clear, err := create(ctx)
+		if err != nil {
+			return s, err
+		}
+		if err := p.cluster.Restart(ctx, devcluster.ControllerManager); err != nil {
+			return s, err
+		}
+		watching, stop := context.WithCancel(ctx)
+		defer stop()
+		factory := informers.NewSharedInformerFactoryWithOptions(p.client, 0, informers.WithNamespace(namespace))
+		deployments := factory.Apps().V1().Deployments().Lister()
+		factory.Start(watching.Done())
+		factory.WaitForCacheSync(watching.Done())
+		settled := func(image string) error {
+			return p.eventually(ctx, "the Deployments to be settled", func(context.Context) (bool, error) {
+				all, err := deployments.List(labels.Everything())
+				for _, d := range all {
+					if d.Spec.Template.Spec.Containers[0].Image != image || d.Status.ObservedGeneration != d.Generation {
+						return false, err
+					}
+				}
+				return len(all) == len(p.united), err
+			})
+		}
+		all, err := deployments.List(labels.Everything())
+		if err != nil || len(all) == 0 {
+			return s, fmt.Errorf("updating %d Deployments: %w", len(all), err)
+		}
+		if err := errors.Join(settled(all[0].Spec.Template.Spec.Containers[0].Image), p.waitIdle(ctx)); err != nil {
+			return s, err
+		}
+		if all, err = deployments.List(labels.Everything()); err != nil {
+			return s, fmt.Errorf("listing Deployments: %w", err)
+		}
+		before, err := usageOf(ctx, p.cluster)
+		if err != nil {
+			return s, err
+		}
+		began := time.Now()
+		if err := errors.Join(update(ctx, all), settled(updated)); err != nil {
+			return s, err
+		}
+		took := time.Since(began)
+		if err := p.waitIdle(ctx); err != nil {
+			return s, err
+		}
+		after, err := usageOf(ctx, p.cluster)
+		if err != nil {
+			return s, err
+		}
+		used := after.since(before)
+		s = sample{rate: used.by[devcluster.APIServer], off: -1, strangers: used.strangers(), facts: fmt.Sprintf("%d in %.1f s; %s", len(all), took.Seconds(), used)}
+		return s, errors.Join(p.cluster.Kill(ctx, devcluster.ControllerManager), clear(ctx), p.deleteReplicaSets(ctx))
+	}
+}
+
+func (p *poolsBench) deleteReplicaSets(ctx context.Context) error {
+	if err := p.client.AppsV1().ReplicaSets(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+		return fmt.Errorf("deleting ReplicaSets: %w", err)
+	}
+	return nil
 }
 
 func (p *poolsBench) deleteDeployments(ctx context.Context) error {

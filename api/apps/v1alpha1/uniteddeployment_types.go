@@ -345,12 +345,15 @@ type UnitedDeploymentStatus struct {
 
 	// poolReplicas is the number of existing pods of each pool, by its name.
 	// +optional
+	// +mapType=atomic
 	PoolReplicas map[string]int32 `json:"poolReplicas,omitempty"`
 
 	// pools is the state of each pool, in the order of spec.
 	// +optional
-	// +listType=map
-	// +listMapKey=name
+	// +listType=atomic
+	//
+	// Atomic, because only atoll-manager writes it, as a whole: the API server need not record who
+	// owns each field of each pool.
 	Pools []PoolStatus `json:"pools,omitempty"`
 
 	// readyReplicas is the number of pods that are Ready.

@@ -51,6 +51,9 @@ const (
 	repairEvery = 5 * time.Second
 	// debounce is how long a pass over a pool waits for more changes of nodes.
 	debounce = 100 * time.Millisecond
+	// syncingUnseen is how long nodes of a pool may be written before its status says so: most
+	// have all their nodes by then, and the status is written once.
+	syncingUnseen = time.Second
 	// retryFirst and retryLast bound the delay before a node whose write failed is tried
 	// again. The cause, such as an admission policy, may disappear without an event.
 	retryFirst, retryLast = 100 * time.Millisecond, time.Minute
@@ -76,7 +79,9 @@ type Reconciler struct {
 	// statuses bounds status writes by pool, repairs bounds repairs by node.
 	statuses, repairs pace.ByName
 
-	mu sync.Mutex // guards the field below
+	mu sync.Mutex // guards the fields below
+	// syncing is since when nodes of each pool are being written.
+	syncing map[string]time.Time
 	// reportedMissing is the missing pool that the last event named, by node.
 	reportedMissing map[string]string
 }
@@ -146,6 +151,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		if client.IgnoreNotFound(err) == nil {
 			r.statuses.Forget(req.Name)
 			r.holds.forget(req.Name)
+			r.syncingFor(req.Name, false)
 		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
@@ -192,6 +198,9 @@ func (r *Reconciler) report(ctx context.Context, s *scope) error {
 	before := s.pool.DeepCopy()
 	setStatus(s)
 	waits := s.delay.retry(r.Clock.Now())
+	if left := syncingUnseen - r.syncingFor(s.pool.Name, s.isSyncing()); s.isSyncing() && left > 0 {
+		return phase.Wait("nodes that are being written", left)
+	}
 	if !statusDiffers(before, s.pool) {
 		return waits
 	}
@@ -199,4 +208,24 @@ func (r *Reconciler) report(ctx context.Context, s *scope) error {
 		return phase.Wait("the pace of status writes", delay)
 	}
 	return errors.Join(waits, patch.Status(ctx, r.Client, s.pool, before))
+}
+
+// syncingFor returns for how long nodes of a pool have been written, from the first call on. false
+// ends it.
+func (r *Reconciler) syncingFor(pool string, isSyncing bool) time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := r.Clock.Now()
+	since, ok := r.syncing[pool]
+	switch {
+	case !isSyncing:
+		delete(r.syncing, pool)
+		return 0
+	case ok:
+		return now.Sub(since)
+	case r.syncing == nil:
+		r.syncing = map[string]time.Time{}
+	}
+	r.syncing[pool] = now
+	return 0
 }

@@ -96,6 +96,15 @@ func (s *site) pools(names ...string) {
 	}
 }
 
+// unseen runs one pass for a pool whose nodes are being written.
+func (s *site) unseen(pool string) {
+	s.t.Helper()
+	s.index.invalidate()
+	if result, err := s.Reconcile(s.t.Context(), request(pool)); err != nil || result.RequeueAfter <= 0 || result.RequeueAfter > syncingUnseen {
+		s.t.Fatalf("pool %s comes back after %s, error %v", pool, result.RequeueAfter, err)
+	}
+}
+
 func (s *site) pool(name string) *apps.NodePool {
 	s.t.Helper()
 	pool := &apps.NodePool{}
@@ -165,7 +174,7 @@ func TestFinalizerComesFirst(t *testing.T) {
 	if len(s.writes) > 0 {
 		t.Errorf("written: %v", s.writes)
 	}
-	s.pools("p")
+	s.unseen("p")
 	s.nodes("n")
 	if n := s.node("n"); n.Labels["a"] != "b" || n.Labels[apps.NodePoolLabel] != "p" {
 		t.Errorf("labels are %v", n.Labels)
@@ -210,6 +219,8 @@ func TestConflictIsTriedAgainSilently(t *testing.T) {
 	if err != nil || result.RequeueAfter == 0 {
 		t.Errorf("it comes back after %s, error %v", result.RequeueAfter, err)
 	}
+	s.unseen("p")
+	s.clock.SetTime(s.clock.Now().Add(syncingUnseen))
 	s.pools("p")
 	if c := s.condition("p", apps.ConditionAttributesSynced); c.Reason != apps.ReasonSyncing || !strings.Contains(c.Message, `"n"`) {
 		t.Errorf("the condition is %+v", c)
@@ -219,6 +230,31 @@ func TestConflictIsTriedAgainSilently(t *testing.T) {
 	s.pools("p")
 	if c := s.condition("p", apps.ConditionReady); c.Status != metav1.ConditionTrue {
 		t.Errorf("the condition is %+v", c)
+	}
+}
+
+// TestStatusIsWrittenOnceForAJoin: not for each node of a pool that is being written. It says so
+// after a while.
+func TestStatusIsWrittenOnceForAJoin(t *testing.T) {
+	s := newSite(t, build.NodePool("p", gives("a", "b"), selects("site", "x")), build.Node("n1", build.Label("site", "x")), build.Node("n2", build.Label("site", "x")))
+	statuses := func() (n int) {
+		for _, w := range s.writes {
+			if w == "p/status" {
+				n++
+			}
+		}
+		return n
+	}
+	s.unseen("p")
+	s.nodes("n1")
+	s.unseen("p")
+	if n := statuses(); n != 0 {
+		t.Errorf("the status was written %d times before the last node", n)
+	}
+	s.nodes("n2")
+	s.pools("p")
+	if c := s.condition("p", apps.ConditionReady); statuses() != 1 || c.Status != metav1.ConditionTrue {
+		t.Errorf("the status was written %d times, the condition is %+v", statuses(), c)
 	}
 }
 

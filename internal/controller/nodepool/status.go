@@ -85,6 +85,11 @@ func (r *Reconciler) observeNode(s *scope, pools *pools, self *membership.Pool, 
 	return nil
 }
 
+// isSyncing reports whether nodes are being written, and nothing keeps them from it.
+func (s *scope) isSyncing() bool {
+	return len(s.behind)+len(s.leaving) > 0 && len(s.failed) == 0 && !s.delay.waits()
+}
+
 // statusDiffers reports whether the status has to be written.
 func statusDiffers(before, after *apps.NodePool) bool {
 	return !equality.Semantic.DeepEqual(before.Status, after.Status)
@@ -117,7 +122,7 @@ func setStatus(s *scope) {
 		synced, syncReason, syncMessage = metav1.ConditionFalse, apps.ReasonSyncFailed, failures(s.failed)
 	case len(behind) > 0 && s.delay.waits():
 		synced, syncReason, syncMessage = metav1.ConditionFalse, apps.ReasonTaintsWait, waitsFor(&s.delay)
-	case len(behind) > 0:
+	case s.isSyncing():
 		synced, syncReason, syncMessage = metav1.ConditionFalse, apps.ReasonSyncing, "nodes that are being written: "+conditions.List(behind)
 	}
 	set(apps.ConditionAttributesSynced, synced, syncReason, syncMessage)

@@ -427,6 +427,73 @@ func TestPodsOfADeletedOwnerGetNoPodGroup(t *testing.T) {
 	}
 }
 
+// TestOwnerScaledToZeroGetsNoOtherPodGroup: Volcano's controller deletes the PodGroup of an owner
+// that is scaled to 0, at each of its updates. Pods without a node get one still, and so does an
+// owner that is scaled up again.
+func TestOwnerScaledToZeroGetsNoOtherPodGroup(t *testing.T) {
+	s := newSite(t)
+	scale := func(replicas int32) build.Object {
+		db := build.StatefulSet("db", build.Replicas(replicas))
+		s.owners(db)
+		return db
+	}
+	exists := func(want bool, why string) {
+		t.Helper()
+		if err := s.pass("db"); err != nil {
+			t.Fatal(err)
+		}
+		if u := s.written("db"); (u != nil) != want {
+			t.Errorf("%s: the PodGroup is %v", why, u)
+		}
+	}
+	on := func(node string) build.Option { return build.With(func(p *corev1.Pod) { p.Spec.NodeName = node }) }
+	db := scale(0)
+	s.Store.PutPod(memberOf("db-0", db, "db", on("n")))
+	exists(false, "scaled to 0")
+	s.Store.PutPod(memberOf("db-1", db, "db"))
+	exists(true, "a pod has no node")
+
+	s = newSite(t)
+	s.Store.PutPod(memberOf("db-0", scale(1), "db", on("n")))
+	exists(true, "scaled up")
+}
+
+// TestPodGroupWrittenByAnotherClientFirstIsReported: the webhook cannot name the PodGroup of a pod
+// that a rule gives its own, and Volcano's controller may be the first.
+func TestPodGroupWrittenByAnotherClientFirstIsReported(t *testing.T) {
+	for name, c := range map[string]struct {
+		rules string
+		age   time.Duration // of the pod; the rules are in force for one minute
+		want  int
+	}{
+		"the pod itself":            {"podgroupLevel: [{apiversion: apps/v1, kind: replicaset, adjust-level: -1}]", time.Second, 1},
+		"older than the rules":      {"podgroupLevel: [{apiversion: apps/v1, kind: replicaset, adjust-level: -1}]", 2 * time.Minute, 0},
+		"just after the rules":      {"podgroupLevel: [{apiversion: apps/v1, kind: replicaset, adjust-level: -1}]", 58 * time.Second, 0},
+		"a rule for its ReplicaSet": {"podgroupLevel: [{apiversion: apps/v1, kind: replicaset}]", time.Second, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			levels, _, err := ownership.ParseLevels(c.rules)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.Resolver.SetLevels(levels, s.clock.Now())
+			s.clock.Step(time.Minute)
+			set := build.ReplicaSet("web-1", build.Replicas(1))
+			s.owners(set)
+			s.Store.PutPod(memberOf("a", set, "web-1", build.With(func(p *corev1.Pod) {
+				p.CreationTimestamp = metav1.NewTime(s.clock.Now().Add(-c.age))
+			})))
+			if err := s.pass("web-1"); err != nil {
+				t.Fatal(err)
+			}
+			if got := s.Rules.stillUnread(t.Context()); len(got) != c.want {
+				t.Errorf("reported: %q", got)
+			}
+		})
+	}
+}
+
 // TestPodWithUnreadableOwnerBlocksNoOther: other pods get their PodGroup.
 func TestPodWithUnreadableOwnerBlocksNoOther(t *testing.T) {
 	s := newSite(t)

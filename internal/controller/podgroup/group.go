@@ -95,6 +95,9 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 			}
 			continue
 		}
+		if at > 0 && r.Resolver.Levels().Select(chain).Index == 0 && r.isOfTheseRules(pod) {
+			r.Rules.noteNamedFirst()
+		}
 		s.members = append(s.members, member{pod, chain, end, at})
 	}
 	if len(s.members) == 0 {
@@ -114,6 +117,13 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 		s.above = append(s.above, annotationsOf(first.chain, i))
 	}
 	return failed
+}
+
+// isOfTheseRules reports whether a pod is so much younger than the rules in force that every
+// replica had them when it was admitted.
+func (r *Reconciler) isOfTheseRules(pod *gangs.Pod) bool {
+	now := r.Clock.Now()
+	return now.Sub(pod.CreationTimestamp.Time) < r.Resolver.InForceFor(now)-settled
 }
 
 // annotationsOf returns the annotations of an owner in a chain; for a ReplicaSet of a
@@ -258,6 +268,9 @@ func (r *Reconciler) create(ctx context.Context, s *scope, a *gang.Applied) erro
 	if s.owner != nil && s.owner.Gang.DependentsFirst {
 		return nil // foreground deletion: the garbage collector would delete the PodGroup at once
 	}
+	if s.isRunDown() {
+		return nil // Volcano's controller deletes the PodGroup of an owner that is scaled to 0
+	}
 	text, err := a.Encode()
 	if err != nil {
 		return phase.Terminal("EncodingFailed", err)
@@ -279,6 +292,16 @@ func (r *Reconciler) create(ctx context.Context, s *scope, a *gang.Applied) erro
 	r.wrote(s, text, "", s.mayBeOwned(), made)
 	writesTotal.WithLabelValues("create").Inc()
 	return nil
+}
+
+// isRunDown reports whether the owner wants no pods, and those that are left have nodes: nobody
+// schedules them any more.
+func (s *scope) isRunDown() bool {
+	if s.owner == nil {
+		return false
+	}
+	members := s.owner.Members()
+	return members != nil && *members == 0 && !slices.ContainsFunc(s.members, func(m member) bool { return !m.pod.Bound })
 }
 
 // read reads a PodGroup that the watch has not delivered yet, for the next pass.

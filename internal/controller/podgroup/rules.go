@@ -89,7 +89,7 @@ type Rules struct {
 	rejected error
 	notes    []string
 	// unread holds the kinds of owners that could not be read, with the reason and the time
-	// of the last failure.
+	// of the last failure. The entry of Pod is that of noteNamedFirst.
 	unread map[schema.GroupKind]write[unread]
 	// checked holds what was wrong with each rule when the API server answered last.
 	checked map[ownership.LevelRule]string
@@ -277,12 +277,22 @@ func (r *Rules) note(pod *gangs.Pod, end *owners.End) {
 	default:
 		return // no rule and no RBAC change would help
 	}
+	r.noteProblem(end.At.GroupKind(), why)
+}
+
+// noteNamedFirst records that another client gave a pod the PodGroup of its controller, and a
+// rule chooses the pod itself.
+func (r *Rules) noteNamedFirst() {
+	r.noteProblem(schema.GroupKind{Kind: "Pod"}, unread{text: "a rule chooses the pod itself, but another client wrote the PodGroup of its controller into a pod first: give Volcano's controllers the flag --controllers=*,-pg-controller,-sharding-controller"})
+}
+
+// noteProblem records a problem that pods meet, for unreadFor.
+func (r *Rules) noteProblem(gk schema.GroupKind, why unread) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.unread == nil {
 		r.unread = map[schema.GroupKind]write[unread]{}
 	}
-	gk := end.At.GroupKind()
 	if _, known := r.unread[gk]; !known {
 		if len(r.unread) >= maxUnread {
 			return

@@ -27,6 +27,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/united"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/machinery/fairqueue"
+	pacing "github.com/atoll-k8s/atoll/internal/machinery/pace"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/watch"
 )
@@ -51,6 +52,8 @@ type Reconciler struct {
 	Evictor *eviction.Evictor
 
 	pace pace
+	// statuses bounds status writes.
+	statuses pacing.ByName
 }
 
 // scope is what one pass observed.
@@ -86,7 +89,9 @@ type scope struct {
 	// read is the memory of what was read from the API server because the cache has no room
 	// for it, in bytes.
 	read int64
-	// reported is true once the status is written or needs no write.
+	// wrote is true if a workload was written: the status remembers that.
+	wrote bool
+	// reported is true once the status is written or needs no write now.
 	reported bool
 	// replaced is true if rollBack wrote the spec: the rest is left to the next pass.
 	replaced bool
@@ -117,6 +122,9 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	ud := &apps.UnitedDeployment{}
 	if err := r.Live.Get(ctx, req.NamespacedName, ud); err != nil {
+		if client.IgnoreNotFound(err) == nil {
+			r.statuses.Forget(req.String())
+		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if ud.DeletionTimestamp != nil {

@@ -287,6 +287,50 @@ func TestStatusIsNotWrittenOverANewerOne(t *testing.T) {
 	}
 }
 
+// TestProgressIsReportedAtAPace: counts that change all the time are written once a second, with
+// the last values at the end. A failure is written at once.
+func TestProgressIsReportedAtAPace(t *testing.T) {
+	s := newUnited(t, "a", "b")
+	s.rest()
+	s.clock.Step(time.Minute)
+	s.writes = nil
+	ready := func(n int32) (after time.Duration) {
+		d := s.deployment("web-a")
+		d.Status.ReadyReplicas = n
+		if err := s.all.Status().Update(t.Context(), d); err != nil {
+			t.Fatal(err)
+		}
+		result, err := s.pass()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return result.RequeueAfter
+	}
+	var after time.Duration
+	for n := range int32(20) {
+		after = ready(n)
+	}
+	if len(s.writes) != statusBurst || after <= 0 || after > statusEvery {
+		t.Errorf("20 changes made %d writes, and the pass comes back after %s", len(s.writes), after)
+	}
+	s.clock.Step(after)
+	ready(20)
+	if n := s.ud().Status.ReadyReplicas; n != 21 {
+		t.Errorf("%d pods are reported as Ready, want 21", n)
+	}
+	ready(19)
+	s.change(func(ud *apps.UnitedDeployment) { ud.Spec.Topology.Pools[0].Replicas.IntVal = 5 })
+	s.refuse = func(write string) error {
+		if write == "update *v1.Deployment web-a" {
+			return errors.New("refused")
+		}
+		return nil
+	}
+	if _, err := s.pass(); err == nil || s.condition(apps.PoolFailure) != "True, Refused" {
+		t.Errorf("PoolFailure is %s, error %v", s.condition(apps.PoolFailure), err)
+	}
+}
+
 // TestNoProgressInTimeIsAFailure: at the deadline, and not before.
 func TestNoProgressInTimeIsAFailure(t *testing.T) {
 	s := newUnited(t, "a", "b")

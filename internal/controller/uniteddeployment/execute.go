@@ -173,6 +173,7 @@ func (r *Reconciler) finish(ctx context.Context, s *scope, a united.Action, step
 	if err != nil {
 		return err
 	}
+	s.wrote = true
 	actionsTotal.WithLabelValues(string(a.Verb), resultOf(nil)).Inc()
 	log.FromContext(ctx).Info("Pool changed", "pool", a.Pool, "action", string(a.Verb), "workload", a.Child, "revision", a.Revision)
 	if after == nil {

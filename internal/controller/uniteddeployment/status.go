@@ -20,7 +20,14 @@ import (
 // maxMessage bounds the messages of conditions and pools, in bytes.
 const maxMessage = 800
 
-// report writes the status if it changed. The write is refused if the object has changed
+// statusBurst writes of a status with nothing but progress are not delayed; further ones are
+// statusEvery apart. The status of 300 pools is large, and people read it.
+const (
+	statusBurst = 5
+	statusEvery = time.Second
+)
+
+// report writes the status if it changed, and the pace allows it. The write is refused if the object has changed
 // since it was read, because the status decides which pool is updated next.
 func (r *Reconciler) report(ctx context.Context, s *scope) error {
 	if s.replaced {
@@ -44,6 +51,11 @@ func (r *Reconciler) report(ctx context.Context, s *scope) error {
 	}
 	setConditions(s)
 	if !equality.Semantic.DeepEqual(s.before.Status, *status) {
+		early := r.statuses.Delay(client.ObjectKeyFromObject(s.ud).String(), r.Clock.Now(), statusEvery, statusBurst)
+		if early > 0 && !s.wrote && sameButProgress(&s.before.Status, status) {
+			s.reported = true
+			return phase.Wait("the pace of status writes", early)
+		}
 		err := r.Client.Status().Patch(ctx, s.ud, client.MergeFromWithOptions(s.before, client.MergeFromWithOptimisticLock{}))
 		if client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("writing status of UnitedDeployment %q: %w", s.ud.Name, err)
@@ -55,6 +67,24 @@ func (r *Reconciler) report(ctx context.Context, s *scope) error {
 		return phase.Wait("a pool's progress deadline", next)
 	}
 	return nil
+}
+
+// sameButProgress reports whether two states differ only in what changes all the time during a
+// rollout: counts, and what follows from them.
+func sameButProgress(a, b *apps.UnitedDeploymentStatus) bool {
+	lasting := func(of *apps.UnitedDeploymentStatus) *apps.UnitedDeploymentStatus {
+		of = of.DeepCopy()
+		of.Replicas, of.ReadyReplicas, of.UpdatedReplicas, of.PoolReplicas = 0, 0, 0, nil
+		for i := range of.Conditions {
+			of.Conditions[i].Message = ""
+		}
+		for i := range of.Pools {
+			p := &of.Pools[i]
+			of.Pools[i] = apps.PoolStatus{Name: p.Name, Workload: p.Workload, Revision: p.Revision, Reason: p.Reason, Written: p.Written}
+		}
+		return of
+	}
+	return equality.Semantic.DeepEqual(lasting(a), lasting(b))
 }
 
 // reportEvents emits an event for each new failure of a pool.
