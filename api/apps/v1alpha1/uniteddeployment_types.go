@@ -348,12 +348,12 @@ type UnitedDeploymentStatus struct {
 	// +mapType=atomic
 	PoolReplicas map[string]int32 `json:"poolReplicas,omitempty"`
 
+	// Atomic, because only atoll-manager writes it, as a whole: the API server need not record who
+	// owns each field of each pool.
+
 	// pools is the state of each pool, in the order of spec.
 	// +optional
 	// +listType=atomic
-	//
-	// Atomic, because only atoll-manager writes it, as a whole: the API server need not record who
-	// owns each field of each pool.
 	Pools []PoolStatus `json:"pools,omitempty"`
 
 	// readyReplicas is the number of pods that are Ready.
