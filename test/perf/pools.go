@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/informers"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -290,23 +292,24 @@ func (p *poolsBench) unite(ctx context.Context) (func(context.Context) error, er
 	for _, site := range p.united {
 		ud.Spec.Topology.Pools = append(ud.Spec.Topology.Pools, apps.Pool{Name: site, Replicas: new(intstr.FromInt32(0))})
 	}
+	await, stop := p.watchDeployments(ctx)
+	defer stop()
 	if err := p.apps.Create(ctx, ud); err != nil {
 		return nil, fmt.Errorf("creating UnitedDeployment %q: %w", ud.Name, err)
 	}
 	return func(ctx context.Context) error {
-			if err := p.apps.Delete(ctx, ud); err != nil {
-				return fmt.Errorf("deleting UnitedDeployment %q: %w", ud.Name, err)
-			}
-			return p.deleteDeployments(ctx) // the garbage collector does not run
-		}, p.eventually(ctx, "a Deployment a pool", func(ctx context.Context) (bool, error) {
-			n, err := p.countDeployments(ctx)
-			return n == len(p.united), err
-		})
+		if err := p.apps.Delete(ctx, ud); err != nil {
+			return fmt.Errorf("deleting UnitedDeployment %q: %w", ud.Name, err)
+		}
+		return p.deleteDeployments(ctx) // the garbage collector does not run
+	}, await(exists)
 }
 
 // createDeployments creates the same number of Deployments with a client.
 func (p *poolsBench) createDeployments(ctx context.Context) (func(context.Context) error, error) {
-	return p.deleteDeployments, inParallel(ctx, atOnce, p.united, func(ctx context.Context, site string) error {
+	await, stop := p.watchDeployments(ctx)
+	defer stop()
+	err := inParallel(ctx, atOnce, p.united, func(ctx context.Context, site string) error {
 		d := p.deployment(workload{})
 		d.Name = manyPools + "-" + site
 		if _, err := p.client.AppsV1().Deployments(namespace).Create(ctx, d, metav1.CreateOptions{}); err != nil {
@@ -314,12 +317,42 @@ func (p *poolsBench) createDeployments(ctx context.Context) (func(context.Contex
 		}
 		return nil
 	})
+	return p.deleteDeployments, errors.Join(err, await(exists))
+}
+
+// watchDeployments returns a function that waits until there is one Deployment for each pool, and
+// all fulfil a condition.
+func (p *poolsBench) watchDeployments(ctx context.Context) (until func(func(*appsv1.Deployment) bool) error, stop func()) {
+	watching, stop := context.WithCancel(ctx)
+	factory := informers.NewSharedInformerFactoryWithOptions(p.client, 0, informers.WithNamespace(namespace))
+	deployments := factory.Apps().V1().Deployments().Lister()
+	factory.Start(watching.Done())
+	factory.WaitForCacheSync(watching.Done())
+	return func(is func(*appsv1.Deployment) bool) error {
+		err := wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, stepWithin, true, func(context.Context) (bool, error) {
+			all, err := deployments.List(labels.Everything())
+			return len(all) == len(p.united) && !slices.ContainsFunc(all, func(d *appsv1.Deployment) bool { return !is(d) }), err
+		})
+		if err != nil {
+			return fmt.Errorf("waiting for the Deployments: %w", err)
+		}
+		return nil
+	}, stop
+}
+
+func exists(*appsv1.Deployment) bool { return true }
+
+// has reports whether the controller manager has seen an image.
+func has(image string) func(*appsv1.Deployment) bool {
+	return func(d *appsv1.Deployment) bool {
+		return d.Spec.Template.Spec.Containers[0].Image == image && d.Status.ObservedGeneration == d.Generation
+	}
 }
 
 // updated is the image after an update.
 const updated = "nginx:1.28"
 
-func (p *poolsBench) updateUnited(ctx context.Context, _ []*appsv1.Deployment) error {
+func (p *poolsBench) updateUnited(ctx context.Context, _ []appsv1.Deployment) error {
 	ud := &apps.UnitedDeployment{ObjectMeta: metav1.ObjectMeta{Name: manyPools, Namespace: namespace}}
 	patch := fmt.Appendf(nil, `[{"op":"replace","path":"/spec/workloadTemplate/deploymentTemplate/spec/template/spec/containers/0/image","value":%q}]`, updated)
 	if err := p.apps.Patch(ctx, ud, client.RawPatch(types.JSONPatchType, patch)); err != nil {
@@ -328,11 +361,10 @@ func (p *poolsBench) updateUnited(ctx context.Context, _ []*appsv1.Deployment) e
 	return nil
 }
 
-func (p *poolsBench) updateDeployments(ctx context.Context, all []*appsv1.Deployment) error {
-	return inParallel(ctx, atOnce, all, func(ctx context.Context, d *appsv1.Deployment) error {
-		d = d.DeepCopy()
+func (p *poolsBench) updateDeployments(ctx context.Context, all []appsv1.Deployment) error {
+	return inParallel(ctx, atOnce, all, func(ctx context.Context, d appsv1.Deployment) error {
 		d.Spec.Template.Spec.Containers[0].Image = updated
-		if _, err := p.client.AppsV1().Deployments(namespace).Update(ctx, d, metav1.UpdateOptions{}); err != nil {
+		if _, err := p.client.AppsV1().Deployments(namespace).Update(ctx, &d, metav1.UpdateOptions{}); err != nil {
 			return fmt.Errorf("updating Deployment %q: %w", d.Name, err)
 		}
 		return nil
@@ -342,7 +374,7 @@ func (p *poolsBench) updateDeployments(ctx context.Context, all []*appsv1.Deploy
 // updating returns a round that measures the API server's CPU time for an update of all pools,
 // until every Deployment is updated and the cluster is idle. create makes what update updates.
 func (p *poolsBench) updating(
-	create func(context.Context) (func(context.Context) error, error), update func(context.Context, []*appsv1.Deployment) error,
+	create func(context.Context) (func(context.Context) error, error), update func(context.Context, []appsv1.Deployment) error,
 ) func(context.Context) (sample, error) {
 	return func(ctx context.Context) (s sample, err error) {
 		ctx, cancel := context.WithTimeout(ctx, 2*stepWithin)
@@ -354,31 +386,13 @@ func (p *poolsBench) updating(
 		if err := p.cluster.Restart(ctx, devcluster.ControllerManager); err != nil {
 			return s, err
 		}
-		watching, stop := context.WithCancel(ctx)
+		await, stop := p.watchDeployments(ctx)
 		defer stop()
-		factory := informers.NewSharedInformerFactoryWithOptions(p.client, 0, informers.WithNamespace(namespace))
-		deployments := factory.Apps().V1().Deployments().Lister()
-		factory.Start(watching.Done())
-		factory.WaitForCacheSync(watching.Done())
-		settled := func(image string) error {
-			return p.eventually(ctx, "the Deployments to be settled", func(context.Context) (bool, error) {
-				all, err := deployments.List(labels.Everything())
-				for _, d := range all {
-					if d.Spec.Template.Spec.Containers[0].Image != image || d.Status.ObservedGeneration != d.Generation {
-						return false, err
-					}
-				}
-				return len(all) == len(p.united), err
-			})
-		}
-		all, err := deployments.List(labels.Everything())
-		if err != nil || len(all) == 0 {
-			return s, fmt.Errorf("updating %d Deployments: %w", len(all), err)
-		}
-		if err := errors.Join(settled(all[0].Spec.Template.Spec.Containers[0].Image), p.waitIdle(ctx)); err != nil {
+		if err := errors.Join(await(has(p.deployment(workload{}).Spec.Template.Spec.Containers[0].Image)), p.waitIdle(ctx)); err != nil {
 			return s, err
 		}
-		if all, err = deployments.List(labels.Everything()); err != nil {
+		all, err := p.client.AppsV1().Deployments(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
 			return s, fmt.Errorf("listing Deployments: %w", err)
 		}
 		before, err := usageOf(ctx, p.cluster)
@@ -386,7 +400,7 @@ func (p *poolsBench) updating(
 			return s, err
 		}
 		began := time.Now()
-		if err := errors.Join(update(ctx, all), settled(updated)); err != nil {
+		if err := errors.Join(update(ctx, all.Items), await(has(updated))); err != nil {
 			return s, err
 		}
 		took := time.Since(began)
@@ -398,7 +412,7 @@ func (p *poolsBench) updating(
 			return s, err
 		}
 		used := after.since(before)
-		s = sample{rate: used.by[devcluster.APIServer], off: -1, strangers: used.strangers(), facts: fmt.Sprintf("%d in %.1f s; %s", len(all), took.Seconds(), used)}
+		s = sample{rate: used.by[devcluster.APIServer], off: -1, strangers: used.strangers(), facts: fmt.Sprintf("%d in %.1f s; %s", len(all.Items), took.Seconds(), used)}
 		return s, errors.Join(p.cluster.Kill(ctx, devcluster.ControllerManager), clear(ctx), p.deleteReplicaSets(ctx))
 	}
 }

@@ -29,6 +29,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/machinery/fairqueue"
 	pacing "github.com/atoll-k8s/atoll/internal/machinery/pace"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
+	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
 	"github.com/atoll-k8s/atoll/internal/machinery/watch"
 )
 
@@ -50,6 +51,9 @@ type Reconciler struct {
 	Clock    clock.PassiveClock
 	// Evictor evicts the pods of removed pools.
 	Evictor *eviction.Evictor
+
+	// changed has the UnitedDeployments whose workloads or revisions changed.
+	changed trigger.Source[ctrl.Request]
 
 	pace pace
 	// statuses bounds status writes.
@@ -110,6 +114,7 @@ type failure struct{ reason, message string }
 // SetupWithManager registers the controller.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 	return watch.Add(ctrl.NewControllerManagedBy(mgr), r.watches()).
+		WatchesRawSource(&r.changed).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: concurrency,
 			NewQueue:                fairqueue.ByNamespace,
@@ -124,6 +129,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err := r.Live.Get(ctx, req.NamespacedName, ud); err != nil {
 		if client.IgnoreNotFound(err) == nil {
 			r.statuses.Forget(req.String())
+			r.changed.Took(req, 0)
 		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}

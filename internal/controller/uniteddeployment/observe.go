@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
@@ -23,6 +24,10 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	if s.update == nil || s.replaced {
 		return nil
 	}
+	began := r.Clock.Now()
+	defer func() {
+		r.changed.Took(ctrl.Request{NamespacedName: client.ObjectKeyFromObject(s.ud)}, r.Clock.Since(began))
+	}()
 	if err := r.observeNodePools(ctx, s); err != nil {
 		return s.fail(apps.ReasonObservationFailed, "reading NodePools", err)
 	}

@@ -6,8 +6,10 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
@@ -19,7 +21,7 @@ import (
 // watches returns which changes of which objects start a pass over a UnitedDeployment.
 func (r *Reconciler) watches() []watch.Watch {
 	generation := predicate.GenerationChangedPredicate{}
-	owner := handler.EnqueueRequestsFromMapFunc(ownerOf)
+	owner := r.ownerChanged()
 	return []watch.Watch{
 		{Object: &apps.UnitedDeployment{}, Predicates: []predicate.Predicate{
 			predicate.Or[client.Object](generation, predicate.AnnotationChangedPredicate{}, trigger.StatusWritten),
@@ -32,9 +34,25 @@ func (r *Reconciler) watches() []watch.Watch {
 	}
 }
 
+// ownerChanged enqueues the UnitedDeployments of a workload or a revision, after the rest that the
+// last pass demands: a rollout changes each workload several times.
+func (r *Reconciler) ownerChanged() handler.EventHandler {
+	add := func(all ...client.Object) {
+		for _, o := range all {
+			r.changed.Add(ownerOf(o)...)
+		}
+	}
+	type queue = workqueue.TypedRateLimitingInterface[ctrl.Request]
+	return handler.Funcs{
+		CreateFunc: func(_ context.Context, e event.CreateEvent, _ queue) { add(e.Object) },
+		UpdateFunc: func(_ context.Context, e event.UpdateEvent, _ queue) { add(e.ObjectOld, e.ObjectNew) },
+		DeleteFunc: func(_ context.Context, e event.DeleteEvent, _ queue) { add(e.Object) },
+	}
+}
+
 // ownerOf returns the UnitedDeployment that controls a workload or a revision. For an
 // object without a controller it returns the one that the label names: it may adopt it.
-func ownerOf(_ context.Context, o client.Object) []ctrl.Request {
+func ownerOf(o client.Object) []ctrl.Request {
 	name := o.GetLabels()[apps.UnitedDeploymentLabel]
 	if ref := metav1.GetControllerOfNoCopy(o); ref != nil {
 		if ref.Kind != "UnitedDeployment" || ref.APIVersion != apps.GroupVersion.String() {

@@ -61,6 +61,9 @@ func TestWatches(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newSite(t, web("a", "b"))
 			var queue watched.Queue
+			if err := s.changed.Start(t.Context(), &queue); err != nil {
+				t.Fatal(err)
+			}
 			queue.Send(t.Context(), s.watches(), tc.before, tc.after)
 			if got := queue.Take(); got != tc.want {
 				t.Errorf("%q is enqueued, want %q", got, tc.want)
