@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	metadatafake "k8s.io/client-go/metadata/fake"
 	clienttesting "k8s.io/client-go/testing"
@@ -38,8 +39,10 @@ type lineageFixture struct {
 	meta  *metadatafake.FakeMetadataClient
 	api   *fake.Clientset
 	clock *testingclock.FakeClock
-	mu    sync.Mutex
-	reads []string
+	// watching is true once a watch has started.
+	watching atomic.Bool
+	mu       sync.Mutex
+	reads    []string
 }
 
 func newLineage(t *testing.T, cached []build.Object, live ...*metav1.PartialObjectMetadata) *lineageFixture {
@@ -59,6 +62,12 @@ func newLineage(t *testing.T, cached []build.Object, live ...*metav1.PartialObje
 		get := action.(clienttesting.GetAction)
 		r.reads = append(r.reads, get.GetResource().Resource+" "+get.GetNamespace()+"/"+get.GetName())
 		return false, nil, nil
+	})
+	// A fake client tells a watch nothing of what happened between its list and its start.
+	r.meta.PrependWatchReactor("*", func(action clienttesting.Action) (bool, watch.Interface, error) {
+		w, err := r.meta.Tracker().Watch(action.GetResource(), action.GetNamespace())
+		r.watching.Store(true)
+		return true, w, err
 	})
 	r.api = fake.NewClientset()
 	r.api.Resources = []*metav1.APIResourceList{{GroupVersion: "example.com/v1", APIResources: []metav1.APIResource{
@@ -181,7 +190,7 @@ func TestAnOwnerIsReadOnce(t *testing.T) {
 	if diff := cmp.Diff([]string{"flows " + build.Namespace + "/flow"}, r.seen()); diff != "" {
 		t.Errorf("wrong reads (-want +got):\n%s", diff)
 	}
-	build.Eventually(t, "the Flow is watched", func() bool { return r.Get("flow") != nil })
+	build.Eventually(t, "the Flow is watched", func() bool { return r.Get("flow") != nil && r.watching.Load() })
 	later := of(flows, "later", nil)
 	if err := r.meta.Tracker().Create(flows.GroupVersion().WithResource("flows"), later, build.Namespace); err != nil {
 		t.Fatal(err)
@@ -439,7 +448,7 @@ func TestReadOfADeletedOwnerExpires(t *testing.T) {
 	if _, _, err := r.Chain(t.Context(), podOf(ref(flows, "flow"))); err != nil {
 		t.Fatal(err)
 	}
-	build.Eventually(t, "the Flow is watched", func() bool { return r.Get("flow") != nil })
+	build.Eventually(t, "the Flow is watched", func() bool { return r.Get("flow") != nil && r.watching.Load() })
 	if err := r.meta.Tracker().Delete(flows.GroupVersion().WithResource("flows"), build.Namespace, "flow"); err != nil {
 		t.Fatal(err)
 	}

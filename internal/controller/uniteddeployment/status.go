@@ -17,8 +17,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 )
 
-// maxMessage bounds the messages of conditions and pools, in bytes.
-const maxMessage = 800
+// maxMessage bounds the messages of conditions and pools, and maxMessages those of all pools
+// together, in bytes: the status of 1000 pools with failures would be a megabyte.
+const maxMessage, maxMessages = 800, 100_000
 
 // statusBurst writes of a status with nothing but progress are not delayed; further ones are
 // statusEvery apart. The status of 300 pools is large, and people read it.
@@ -161,7 +162,7 @@ func (r *Reconciler) poolStatus(s *scope, i int, out united.Outlook) apps.PoolSt
 		}
 	}
 	if p.Phase == apps.PoolFailed {
-		p.Reason, p.Message = f.reason, conditions.Truncate(f.message, maxMessage)
+		p.Reason, p.Message = f.reason, conditions.Truncate(f.message, min(maxMessage, maxMessages/len(s.state.Pools)))
 	}
 	return p
 }
