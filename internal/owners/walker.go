@@ -439,9 +439,7 @@ func (w *Walker) handle(old, new *ownership.Object) {
 
 func (w *Walker) putLocked(o *ownership.Object) (old *ownership.Object) {
 	if old = w.dropLocked(o.UID); old != nil {
-		if o.Replaced = old.Replaced; required(Propagation, old) != required(Propagation, o) || required(Override, old) != required(Override, o) {
-			o.Replaced = new(old.Policies) // a copy: a pointer into old would keep it, and all before it
-		}
+		o.Replaced = replaced(old, o)
 	}
 	w.objects[o.UID] = o
 	w.gone.Remove(o.UID)
@@ -454,6 +452,26 @@ func (w *Walker) putLocked(o *ownership.Object) (old *ownership.Object) {
 		}
 	}
 	return old
+}
+
+// replaced returns the last policy of each kind that an object required before the one that it
+// requires now; nil if there is none.
+func replaced(old, new *ownership.Object) *ownership.Policies {
+	propagation, override := required(Propagation, old), required(Override, old)
+	if propagation == required(Propagation, new) && override == required(Override, new) {
+		return old.Replaced
+	}
+	last := ownership.Policies{}
+	if old.Replaced != nil {
+		last = *old.Replaced
+	}
+	if propagation != required(Propagation, new) {
+		last.RequiredPropagation = propagation
+	}
+	if override != required(Override, new) {
+		last.RequiredOverride = override
+	}
+	return &last
 }
 
 func (w *Walker) dropLocked(uid types.UID) *ownership.Object {

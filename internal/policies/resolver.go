@@ -289,8 +289,10 @@ func (a *Assignment) Divided() bool { return a.Counted && a.PolicyOwners.Propaga
 // SeatRequest returns the request for the seat of a pod, or of a pod in creation, by its token.
 func (r *Resolver) SeatRequest(a *Assignment, pod types.UID) seats.Request {
 	request := seats.Request{Pod: pod, Cohort: a.Cohort, Total: a.Total, Spread: a.Spread}
-	if o := a.PolicyOwners.Propagation; o != nil && !a.Job { // Jobs of one CronJob are no revisions
-		request.Workload = r.walker.Descendants(o.UID)
+	if o := a.PolicyOwners.Propagation; o != nil {
+		if divided := ownership.Divided(a.Owners, o.UID); divided != nil {
+			request.Workload = r.walker.Descendants(divided.UID)
+		}
 	}
 	return request
 }

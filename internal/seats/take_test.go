@@ -814,7 +814,8 @@ func TestAnAvoidedGroupIsNotAvoidedOnceAPodLeavesIt(t *testing.T) {
 	}{
 		"a pod of the same owner":           {podIn("x", "node-a"), nothing, false},
 		"a pod that used the port":          {ofOwner(podIn("x", "node-a"), "other"), port80, false},
-		"a pod that it was kept apart from": {ofOwner(podIn("x", "node-a"), "other"), apart, false},
+		"a pod of another revision":         {ofOwner(podIn("x", "node-a"), "older"), apart, false},
+		"a stranger with the same rule":     {ofOwner(podIn("x", "node-a"), "other"), apart, true},
 		"a pod that was in no way":          {ofOwner(podIn("x", "node-a"), "other"), needing(10), true},
 		"a pod of another group":            {podIn("x", "node-b"), nothing, true},
 	} {
@@ -824,7 +825,7 @@ func TestAnAvoidedGroupIsNotAvoidedOnceAPodLeavesIt(t *testing.T) {
 			l.Observe(tc.leaving)
 			waits := podIn("waits", "")
 			waits.Demand = tc.demand
-			l.Avoid(waits, "a")
+			l.Avoid(waits, "a", "older")
 			if canTake(l, "a", waits) {
 				t.Fatal("a is not avoided")
 			}
@@ -840,6 +841,28 @@ func TestAnAvoidedGroupIsNotAvoidedOnceAPodLeavesIt(t *testing.T) {
 				t.Errorf("avoided: %t, want %t", got, tc.avoided)
 			}
 		})
+	}
+}
+
+// TestAStrangersRoomKeepsTheSpanOfAPenalty: the room may not fit the pod that found none, so the
+// next time lasts longer.
+func TestAStrangersRoomKeepsTheSpanOfAPenalty(t *testing.T) {
+	l, clock := newTestLedger("a", "b")
+	waits := podIn("waits", "")
+	waits.Demand = port80
+	for _, span := range []time.Duration{AvoidTime, 2 * AvoidTime, 4 * AvoidTime} {
+		stranger := ofOwner(podIn("x", "node-a"), "other")
+		stranger.Demand = port80
+		l.Observe(stranger)
+		l.Avoid(waits, "a")
+		clock.Step(span - time.Second)
+		if canTake(l, "a", waits) {
+			t.Fatalf("a is not avoided for %s", span)
+		}
+		l.Forget("x")
+		if !canTake(l, "a", waits) {
+			t.Fatal("a is avoided although it has room")
+		}
 	}
 }
 

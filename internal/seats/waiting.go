@@ -47,11 +47,12 @@ type waiting struct {
 }
 
 // penalty is until when a group is avoided, and how long that was at first. demand is that of
-// the pod that found no node there.
+// the pod that found no node there, and owners are those of its workload, of all revisions.
 type penalty struct {
 	until  time.Time
 	span   time.Duration
 	demand *fit.Demand
+	owners []types.UID
 }
 
 func newWaiting(clock clock.PassiveClock) *waiting {
@@ -76,7 +77,7 @@ func (w *waiting) observe(pod *Pod) {
 }
 
 // avoid is Avoid of the Ledger.
-func (w *waiting) avoid(pod *Pod, group string) {
+func (w *waiting) avoid(pod *Pod, group string, owners []types.UID) {
 	now := w.clock.Now()
 	last, known := w.avoided[group][pod.cohort()]
 	span := AvoidTime
@@ -89,7 +90,7 @@ func (w *waiting) avoid(pod *Pod, group string) {
 	if w.avoided[group] == nil {
 		w.avoided[group] = map[Cohort]penalty{}
 	}
-	w.avoided[group][pod.cohort()] = penalty{until: now.Add(span), span: span, demand: pod.demand()}
+	w.avoided[group][pod.cohort()] = penalty{until: now.Add(span), span: span, demand: pod.demand(), owners: append(owners, pod.Owner())}
 }
 
 // clearAvoided removes the penalty on a group for all workloads. The span of each is kept,
@@ -104,13 +105,19 @@ func (w *waiting) clearAvoided(group string) {
 	}
 }
 
-// left removes the penalty on a group for the owner of a pod that leaves it, for pods that keep
-// apart by the same rules, as those of another revision do, and for those that have room now.
+// left ends the penalty on a group for the workload of a pod that leaves it, and for pods that
+// have room now. The span of the latter is kept, as clearAvoided does.
 func (w *waiting) left(pod *Pod, group string, madeRoom func(*fit.Demand) bool) {
-	maps.DeleteFunc(w.avoided[group], func(cohort Cohort, p penalty) bool {
-		apart := len(p.demand.Apart) > 0 && slices.Equal(p.demand.Apart, pod.demand().Apart)
-		return cohort.Owner == pod.Owner() || apart || madeRoom(p.demand)
-	})
+	now := w.clock.Now()
+	for cohort, p := range w.avoided[group] {
+		switch {
+		case slices.Contains(p.owners, pod.Owner()):
+			delete(w.avoided[group], cohort)
+		case now.Before(p.until) && madeRoom(p.demand):
+			p.until = now
+			w.avoided[group][cohort] = p
+		}
+	}
 }
 
 // avoids returns whether new pods of a cohort avoid a group now.
@@ -154,13 +161,14 @@ func (w *waiting) forget() {
 }
 
 // Avoid makes new pods of a pod's owner and revision avoid a group for AvoidTime, or until a
-// node of the group has more room than before, or a pod of the owner leaves the group. If the
-// group was avoided until less than maxAvoidTime ago, it is avoided for twice as long as the
+// node of the group has more room than before, or a pod of the owner leaves the group, or one of
+// the owners of other revisions of the workload. If the group was avoided until less than
+// maxAvoidTime ago, and no pod of these has left it since, it is avoided for twice as long as the
 // last time.
-func (l *Ledger) Avoid(pod *Pod, group string) {
+func (l *Ledger) Avoid(pod *Pod, group string, others ...types.UID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.waiting.avoid(pod, group)
+	l.waiting.avoid(pod, group, slices.Clone(others))
 }
 
 // Refused returns whether, in the last refusedTime, a pod of the owner was observed that

@@ -139,7 +139,7 @@ func TestRolloutCompletesAndEndsExact(t *testing.T) {
 }
 
 // TestRolloutsWithOnePodANode: rollouts complete although each node has room for one pod, by its
-// host port or by anti-affinity, and although pods never go on loan. Nothing is evicted.
+// host port or by anti-affinity, and although pods never go on loan. A pod that surged is moved at most once.
 func TestRolloutsWithOnePodANode(t *testing.T) {
 	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("one-a", 1)

@@ -335,6 +335,7 @@ func TestWrongRulesChangeNothing(t *testing.T) {
 		// An upgrade of Volcano's chart writes its own text, which has no rules. A person may say so.
 		{config("other: 1", one), 2, 3}, {config("", ""), 2, 3}, {config("podgroupLevel: []", ""), 0, 4}, {config("", one), 0, 5},
 		{config(two, ""), 2, 6}, {nil, 0, 7}, {config("", ""), 0, 7},
+		{config("noMatch: Root", ""), 0, 8}, {config("queues: []", ""), 0, 8},
 	}
 	for i, step := range steps {
 		r.Set(step.config)

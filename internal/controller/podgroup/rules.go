@@ -249,15 +249,15 @@ func (r *Rules) setLocked(config *corev1.ConfigMap) (changed bool) {
 // errEmptied: Volcano's chart makes the ConfigMap too, and an upgrade of it writes its own text.
 var errEmptied = fmt.Errorf("%s has no rules any more, as after an upgrade of Volcano's chart: write the rules again, or podgroup-level-rules: [] if there are to be none", ownership.LevelsKey)
 
-// hadRulesLocked reports whether the rules in force, or else those of LastGoodAnnotation, are not
-// empty.
+// hadRulesLocked reports whether the text in force, or else that of LastGoodAnnotation, says more
+// than the default.
 func (r *Rules) hadRulesLocked() bool {
 	text := r.config.Annotations[LastGoodAnnotation]
 	if r.text != nil {
 		text = *r.text
 	}
 	levels, _, err := ownership.ParseLevels(text)
-	return err == nil && len(levels.Rules) > 0
+	return err == nil && (len(levels.Rules) > 0 || levels.NoMatch == ownership.NoMatchRoot || levels.MovePending)
 }
 
 // note records why the walk up the owners of a pod ended before the topmost owner. end is nil

@@ -131,6 +131,22 @@ func (r *Reconciler) observePods(w *workload, below []types.UID) {
 		owner := r.Walker.Get(uid)
 		return owner != nil && owner.Kind == "ReplicaSet"
 	})
+	for i := range w.observed.Cohorts {
+		c := &w.observed.Cohorts[i]
+		c.Part = c.Owner
+		if divided := ownership.Divided(r.Walker.Above(c.Owner), w.object.UID); divided != nil {
+			c.Part, c.Wanted = divided.UID, wanted(divided)
+		}
+	}
+}
+
+// wanted returns the number of pods that an owner wants; 0 if it has none, and for a Job: when it
+// is done, it wants none.
+func wanted(owner *ownership.Object) int {
+	if owner.Replicas == nil || owner.Kind == "Job" {
+		return 0
+	}
+	return int(*owner.Replicas)
 }
 
 // cohortsOf returns the cohorts as plans see them, with the same indexes.
@@ -202,9 +218,7 @@ func (r *Reconciler) observeOwners(w *workload) {
 		o.Sticky = o.Sticky || owner.Kind == "StatefulSet"
 		o.Complete = o.Complete && owner.Replicas != nil && int(*owner.Replicas) == n
 		w.short[uid] = owner.Replicas != nil && n < int(*owner.Replicas)
-		if owner.Replicas != nil && owner.Kind != "Job" {
-			o.Replicas += int(*owner.Replicas)
-		}
+		o.Replicas += wanted(owner)
 	}
 	o.Divided = o.Divided && w.object.Kind != "DaemonSet"
 	if w.object.Replicas != nil && w.object.Kind != "Job" {
@@ -233,7 +247,7 @@ func (r *Reconciler) avoidFailed(w *workload) (avoids bool) {
 	}
 	for _, group := range w.observed.Lacking() {
 		for _, c := range w.cohorts {
-			r.Ledger.Avoid(c.Pods[0].Pod, group)
+			r.Ledger.Avoid(c.Pods[0].Pod, group, w.owners()...)
 			avoids = true
 		}
 	}

@@ -206,8 +206,8 @@ func (m *tight) pass() (changed bool) {
 	for i := range w.Cohorts {
 		for j := range w.Cohorts[i].Pods {
 			pod := m.ledger.Pod(w.Cohorts[i].Pods[j].UID)
-			if pod.Node == "" && pod.Unschedulable && w.BehindOthers(pod.GroupStamp) && w.CanBorrow(&w.Cohorts[i], &w.Cohorts[i].Pods[j]) {
-				m.ledger.Avoid(pod, pod.GroupStamp)
+			if pod.Node == "" && pod.Unschedulable && w.BehindOthers(&w.Cohorts[i], pod.GroupStamp) && w.CanBorrow(&w.Cohorts[i], &w.Cohorts[i].Pods[j]) {
+				m.ledger.Avoid(pod, pod.GroupStamp, workloadOwners...)
 				m.delete(m.pods[slices.IndexFunc(m.pods, func(other *seats.Pod) bool { return other.UID == pod.UID })])
 				return true
 			}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
@@ -125,7 +126,7 @@ func (r *Reconciler) lend(ctx context.Context, w *workload, cohort int, after ti
 		if pod.Node != "" || !pod.Pinned() || !pod.Unschedulable || pod.Nominated {
 			continue
 		}
-		if !w.observed.BehindOthers(pod.Group) {
+		if !w.observed.BehindOthers(&w.observed.Cohorts[cohort], pod.Group) {
 			if after == 0 {
 				continue
 			}
@@ -141,7 +142,7 @@ func (r *Reconciler) lend(ctx context.Context, w *workload, cohort int, after ti
 			errs = append(errs, phase.Wait("room in another NodeGroup", retryFeasible))
 			continue
 		}
-		r.Ledger.Avoid(pod.Pod, pod.Group)
+		r.Ledger.Avoid(pod.Pod, pod.Group, w.owners()...)
 		gone, err := r.discard(ctx, pod.Pod)
 		if gone {
 			lent++
@@ -152,6 +153,14 @@ func (r *Reconciler) lend(ctx context.Context, w *workload, cohort int, after ti
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// owners are the direct owners of the workload's pods.
+func (w *workload) owners() (all []types.UID) {
+	for _, c := range w.cohorts {
+		all = append(all, c.Owner)
+	}
+	return all
 }
 
 // canBorrow returns whether a group other than the pod's can take the pod on loan.

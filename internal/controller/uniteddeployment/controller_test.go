@@ -448,12 +448,12 @@ func TestRolloutSurvivesAKillAtEveryWrite(t *testing.T) {
 // again as before at the same time, up to maxAtOnce. A refusal begins anew.
 func TestChildrenAreWrittenInGrowingBatches(t *testing.T) {
 	var pools []string
-	for i := range 40 {
+	for i := range 70 {
 		pools = append(pools, fmt.Sprintf("p-%02d", i))
 	}
 	s := newUnited(t, pools...)
 	batches, refused := [][]string{{}}, false
-	sizes := []int{1, 2, 4, 8, 1, 2, 4, 8, 10}
+	sizes := []int{1, 2, 4, 8, 1, 2, 4, 8, maxAtOnce, maxAtOnce, 8}
 	full := make(chan struct{})
 	s.Reconciler.Client = interceptor.NewClient(s.Reconciler.Client.(client.WithWatch), interceptor.Funcs{
 		Create: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.CreateOption) error {

@@ -35,7 +35,7 @@ func (r *Reconciler) execute(ctx context.Context, s *scope) error {
 	done := map[united.Action]bool{}
 	for again := true; again; {
 		again = false
-		var writes []united.Action
+		var writes, drains []united.Action
 		s.plan = s.state.Plan()
 		for _, a := range s.plan.Actions {
 			a.Why = "" // the same action may have another reason in the next plan
@@ -44,12 +44,15 @@ func (r *Reconciler) execute(ctx context.Context, s *scope) error {
 			}
 			done[a], again = true, true
 			if a.Verb == united.Drain {
-				errs = append(errs, r.drain(ctx, s, a))
+				drains = append(drains, a)
 				continue
 			}
 			writes = append(writes, a)
 		}
 		errs = append(errs, r.writeAll(ctx, s, writes))
+		for _, a := range drains { // last, as in the plan: first the other pools get their pods
+			errs = append(errs, r.drain(ctx, s, a))
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -99,6 +99,21 @@ func (o *Object) Members() *int32 {
 	return o.Replicas
 }
 
+// Divided returns the owner whose pods are divided together, those of all its revisions: of the
+// owners of a pod, the direct one first, the topmost that has a number of replicas, up to the one
+// that requires the policy. If none has, it is the direct owner. It returns nil without owners.
+func Divided(owners []*Object, top types.UID) (divided *Object) {
+	for i, o := range owners {
+		if i == 0 || o.Replicas != nil {
+			divided = o
+		}
+		if o.UID == top {
+			break
+		}
+	}
+	return divided
+}
+
 // Ties returns the UID that decides between NodeGroups that are equal (see placement.For).
 // For a pod that is its own workload and got its seat at creation, it is the token Seat, so
 // that the result does not change when the pod gets its UID.

@@ -192,6 +192,7 @@ func setGate(pod *corev1.Pod) {
 func (w *Webhook) hold(ctx context.Context, pod *corev1.Pod, why error) {
 	assign.Annotate(&pod.ObjectMeta, gm.AdmittedAnnotation, "true")
 	if pod.Spec.NodeName != "" {
+		assign.Annotate(&pod.ObjectMeta, gm.NamesNodeAnnotation, "true")
 		return
 	}
 	logger := log.FromContext(ctx)

@@ -76,8 +76,12 @@ func (t *totals) waits(groups []gm.GroupSpread) string {
 	if len(t.otherGates) > 0 {
 		parts = append(parts, "pods wait at scheduling gates of other programs, which have to remove them: "+list(slices.Sorted(maps.Keys(t.otherGates))))
 	}
+	full := !slices.ContainsFunc(groups, func(g gm.GroupSpread) bool { return g.Current < g.Desired })
+	if t.atGate && !full {
+		parts = append(parts, "pods wait at the scheduling gate of atoll-manager: if this lasts, see the events of their owner")
+	}
 	switch {
-	case t.unpinned:
+	case t.unpinned || t.atGate && full:
 		parts = append(parts, "pods wait for a node: "+lackingGroups(groups))
 	case len(t.pinned) > 0:
 		parts = append(parts, "pods wait for a node: NodeGroup "+list(slices.Sorted(maps.Keys(t.pinned))))

@@ -47,8 +47,8 @@ type totals struct {
 	// pinned are the groups of waiting pods that can run in no other, and otherGates the gates
 	// of other programs that hold pods back.
 	pinned, otherGates map[string]bool
-	// unpinned: waiting pods have no group yet.
-	unpinned bool
+	// unpinned: waiting pods have no group yet. atGate: they are at our scheduling gate.
+	unpinned, atGate bool
 }
 
 // NewPlan plans for one workload.
@@ -74,6 +74,8 @@ func NewPlan(w *Workload) Plan {
 				switch {
 				case pod.OtherGate != "":
 					all.otherGates[pod.OtherGate] = true
+				case pod.Gated:
+					all.atGate = true
 				case pod.Pinned:
 					all.pinned[pod.Group] = true
 				default:
@@ -94,16 +96,22 @@ func NewPlan(w *Workload) Plan {
 	}
 	blocked := obstacles{}
 	if w.Balanced && w.Divided && len(w.Cohorts) > 0 {
-		m := w.moves()
-		for group, n := range m.surplus {
-			count(group).surplus += n
-			all.surplus += n
+		for _, part := range w.parts() {
+			m := part.moves(&blocked)
+			for group, n := range m.surplus {
+				count(group).surplus += n
+				all.surplus += n
+			}
+			for group, n := range m.onLoan {
+				count(group).onLoan += n
+				all.onLoan += n
+			}
+			p.Evict = append(p.Evict, m.evict...)
+			if Severity(m.reason) > Severity(p.Reason) {
+				p.Reason = m.reason
+			}
 		}
-		for group, n := range m.onLoan {
-			count(group).onLoan += n
-			all.onLoan += n
-		}
-		p.Surplus, p.Evict, p.Reason, blocked = all.surplus, m.evict, m.reason, m.blocked
+		p.Surplus = all.surplus
 	}
 	for name, c := range counts {
 		if !w.Divided {
@@ -127,14 +135,14 @@ type moves struct {
 	surplus, onLoan map[string]int
 	evict           []*Pod
 	reason          string
-	blocked         obstacles
 }
 
-// moves finds which pods are to leave their groups. A pod leaves only if a group that
+// moves finds which pods of a part are to leave their groups, and adds what is in the way to
+// blocked. A pod leaves only if a group that
 // lacks pods can take its successor. No more pods leave than other groups lack beyond the
 // pods that have no seat yet. A pod that only reserves a seat makes no other pod surplus:
 // it may get its node in another group, as the policy wants it by then.
-func (w *Workload) moves() moves {
+func (w *Workload) moves(blocked *obstacles) moves {
 	m := moves{surplus: map[string]int{}, onLoan: map[string]int{}, reason: gm.ReasonSatisfied}
 	counted := map[string]int{} // pods that may make others surplus
 	current := map[string]int{}
@@ -191,10 +199,10 @@ func (w *Workload) moves() moves {
 				break
 			}
 			if pod.NamesNode {
-				m.blocked.named = true
+				blocked.named = true
 				continue
 			}
-			can, later := w.findGroup(&m.blocked, lacking, group, pod)
+			can, later := w.findGroup(blocked, lacking, group, pod)
 			if !can {
 				if later && pod.Node != "" {
 					stay++

@@ -21,7 +21,7 @@ type Workload struct {
 	Ref gm.WorkloadReference
 	// Spread is the division of the policy for this workload.
 	Spread placement.Spread
-	// Replicas is the number of pods that the workload wants.
+	// Replicas is the number of pods that the workload wants, over all parts.
 	Replicas int
 	// Cohorts are the cohorts with active pods, sorted by owner and revision.
 	Cohorts []Cohort
@@ -60,6 +60,11 @@ type Cohort struct {
 	Pods []Pod
 	// OfReplicaSet: the owner is a ReplicaSet. Only ReplicaSets read deletion costs.
 	OfReplicaSet bool
+	// Part is the owner whose pods are divided together, those of all its revisions
+	// (ownership.Divided), and Wanted the number of pods that it wants. A workload of several
+	// StatefulSets has several parts.
+	Part   types.UID
+	Wanted int
 }
 
 // CohortKey identifies a cohort.
@@ -111,17 +116,45 @@ type Obstacle struct {
 // Movable returns whether surplus pods of the workload are evicted.
 func (w *Workload) Movable() bool { return w.Evictable && w.Mode == gm.ReschedulingEvict }
 
+// parts returns a Workload for each part, with the part's cohorts and replicas.
+func (w *Workload) parts() (parts []*Workload) {
+	at := map[types.UID]*Workload{}
+	for _, c := range w.Cohorts {
+		p := at[c.Part]
+		if p == nil {
+			p = new(*w)
+			p.Cohorts, p.Replicas = nil, c.Wanted
+			at[c.Part], parts = p, append(parts, p)
+		}
+		p.Cohorts = append(p.Cohorts, c)
+	}
+	if len(parts) <= 1 {
+		return []*Workload{w}
+	}
+	return parts
+}
+
+// partOf returns the part of a cohort.
+func (w *Workload) partOf(c *Cohort) *Workload {
+	for _, p := range w.parts() {
+		if slices.ContainsFunc(p.Cohorts, func(of Cohort) bool { return of.CohortKey == c.CohortKey }) {
+			return p
+		}
+	}
+	return w
+}
+
 // CanBorrow returns whether a group other than the pod's may have one more pod of the
 // cohort, on loan, and has room for it. A pod that waits for pods of another revision may go
 // to any group that gets pods.
 func (w *Workload) CanBorrow(c *Cohort, pod *Pod) bool {
-	current, behind := map[string]int{}, w.BehindOthers(pod.Group)
+	current, behind := map[string]int{}, w.BehindOthers(c, pod.Group)
 	for i := range c.Pods {
 		if c.Pods[i].Seated {
 			current[c.Pods[i].Group]++
 		}
 	}
-	for i, most := range w.Spread.Ceilings(max(len(c.Pods), w.Replicas)) {
+	for i, most := range w.Spread.Ceilings(max(len(c.Pods), w.partOf(c).Replicas)) {
 		group := w.Spread.Groups()[i]
 		if group == pod.Group || most == 0 || current[group] >= most && !behind {
 			continue
@@ -133,23 +166,24 @@ func (w *Workload) CanBorrow(c *Cohort, pod *Pod) bool {
 	return false
 }
 
-// BehindOthers returns whether pods that wait for a node in a group wait for pods of another
-// revision to leave it: a rollout is in progress, and the group has more than its share. The
-// rollout may wait for them in turn, so they must not wait if another group has room.
-func (w *Workload) BehindOthers(group string) bool {
-	if w.Balanced || len(w.Cohorts) < 2 {
+// BehindOthers returns whether pods of a cohort that wait for a node in a group wait for pods of
+// another revision to leave it: a rollout is in progress, and the group has more than its share.
+// The rollout may wait for them in turn, so they must not wait if another group has room.
+func (w *Workload) BehindOthers(c *Cohort, group string) bool {
+	part := w.partOf(c)
+	if w.Balanced || len(part.Cohorts) < 2 {
 		return false
 	}
 	n := 0
-	for i := range w.Cohorts {
-		for j := range w.Cohorts[i].Pods {
-			if pod := &w.Cohorts[i].Pods[j]; pod.Seated && pod.Group == group {
+	for i := range part.Cohorts {
+		for j := range part.Cohorts[i].Pods {
+			if pod := &part.Cohorts[i].Pods[j]; pod.Seated && pod.Group == group {
 				n++
 			}
 		}
 	}
 	at := w.Spread.Index(group)
-	return at >= 0 && n > w.Spread.Divide(w.Replicas)[at]
+	return at >= 0 && n > w.Spread.Divide(part.Replicas)[at]
 }
 
 // Lacking returns the groups that have fewer pods than the division.
@@ -178,17 +212,25 @@ func (w *Workload) pods() int {
 	return n
 }
 
-// total returns the number of pods that are divided: those that the workload wants, or
-// those that exist, if they are more.
+// total returns the number of pods of a part that are divided: those that it wants, or those
+// that exist, if they are more.
 func (w *Workload) total() int { return max(w.pods(), w.Replicas) }
 
-// desired returns the number of pods that each group should have, of all revisions
-// together. The revisions are not divided one by one: their rounding would add up, and in
-// a rollout the successor of a pod goes where the pod was.
-func (w *Workload) desired() []int { return w.Spread.Divide(w.total()) }
+// desired returns the number of pods that each group should have. The revisions of a part are
+// divided together: their rounding would add up, and in a rollout the successor of a pod goes
+// where the pod was.
+func (w *Workload) desired() []int {
+	sum := make([]int, len(w.Spread.Groups()))
+	for _, part := range w.parts() {
+		for i, n := range w.Spread.Divide(part.total()) {
+			sum[i] += n
+		}
+	}
+	return sum
+}
 
-// share returns the number of pods of one cohort that each group should have, as far as
-// the division of the whole workload allows it.
+// share returns the number of pods of one cohort of a part that each group should have, as far
+// as the division of the whole part allows it.
 func (w *Workload) share(c *Cohort) []int { return w.Spread.First(len(c.Pods), w.total()) }
 
 // working returns whether every pod is available, or is in a group that is away.
