@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
@@ -134,6 +135,28 @@ func TestAssignment(t *testing.T) {
 				t.Errorf("the cohort is %+v: it must be of the pod's revision", a.Cohort)
 			}
 		})
+	}
+}
+
+// TestSeatRequestHasTheOtherRevisions: those of the same Deployment, and not those of another
+// workload below the owner that requires the policy.
+func TestSeatRequestHasTheOtherRevisions(t *testing.T) {
+	app := build.ReplicaSet("app", build.Bound("p", ""), build.With(func(r *appsv1.ReplicaSet) { r.Spec.Replicas = nil }))
+	web := build.Deployment("web", build.OwnedBy(app), build.Replicas(2))
+	old, new := build.ReplicaSet("web-1", build.OwnedBy(web), build.Replicas(1)), build.ReplicaSet("web-2", build.OwnedBy(web), build.Replicas(1))
+	db := build.StatefulSet("db", build.OwnedBy(app), build.Replicas(1))
+	r := newTestResolver(t, app, web, old, new, db, build.PropagationPolicy("p", build.Weight(1, "a")), build.Node("n", build.InGroup("a")))
+	for owner, want := range map[build.Object][]types.UID{new: {"web", "web-1", "web-2"}, db: {"db"}} {
+		pod := seats.Slim(build.Pod("x", build.OwnedBy(owner)))
+		a, err := r.Assignment(t.Context(), pod.Object(), "r")
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := r.SeatRequest(&a, "x").Workload
+		slices.Sort(got)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("wrong owners for a pod of %s (-want +got):\n%s", owner.GetName(), diff)
+		}
 	}
 }
 

@@ -812,12 +812,12 @@ func TestAnAvoidedGroupIsNotAvoidedOnceAPodLeavesIt(t *testing.T) {
 		demand  *fit.Demand // of the pod that found no node
 		avoided bool
 	}{
-		"a pod of the same owner":           {podIn("x", "node-a"), nothing, false},
-		"a pod that used the port":          {ofOwner(podIn("x", "node-a"), "other"), port80, false},
-		"a pod of another revision":         {ofOwner(podIn("x", "node-a"), "older"), apart, false},
-		"a stranger with the same rule":     {ofOwner(podIn("x", "node-a"), "other"), apart, true},
-		"a pod that was in no way":          {ofOwner(podIn("x", "node-a"), "other"), needing(10), true},
-		"a pod of another group":            {podIn("x", "node-b"), nothing, true},
+		"a pod of the same owner":       {podIn("x", "node-a"), nothing, false},
+		"a pod that used the port":      {ofOwner(podIn("x", "node-a"), "other"), port80, false},
+		"a pod of another revision":     {ofOwner(podIn("x", "node-a"), "older"), apart, false},
+		"a stranger with the same rule": {ofOwner(podIn("x", "node-a"), "other"), apart, true},
+		"a pod that was in no way":      {ofOwner(podIn("x", "node-a"), "other"), needing(10), true},
+		"a pod of another group":        {podIn("x", "node-b"), nothing, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l, _ := newTestLedger("a", "b")

@@ -110,9 +110,10 @@ func TestPodsWithNewerPolicyLabelsStayGated(t *testing.T) {
 // TestPodsOfAReplacedPolicyLeaveTheGateAtOnce: the leader has seen the workload with the policies
 // that the pod names, so the workload has changed since, and not only for the webhook.
 func TestPodsOfAReplacedPolicyLeaveTheGateAtOnce(t *testing.T) {
-	for name, after := range map[string]build.Option{
-		"no policy":               build.Replicas(1),
-		"policies of other names": build.Bound("other", "other"),
+	for name, changes := range map[string][]build.Option{
+		"no policy":               {build.Replicas(1)},
+		"policies of other names": {build.Bound("other", "other")},
+		"one after the other":     {build.Requires("other", "o"), build.Bound("other", "other")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			other := build.OverridePolicy("other", build.Registry("hz", "hz.io"))
@@ -122,7 +123,9 @@ func TestPodsOfAReplacedPolicyLeaveTheGateAtOnce(t *testing.T) {
 			if len(s.woken) != 0 {
 				t.Fatal("the pod does not wait for its policies")
 			}
-			s.World.Walker.Put(build.Owner(build.Deployment("web", after)))
+			for _, change := range changes {
+				s.World.Walker.Put(build.Owner(build.Deployment("web", change)))
+			}
 			s.reconcile("web")
 			if len(s.woken) == 0 {
 				t.Error("the pod waits until it is old")
