@@ -22,10 +22,12 @@ import (
 const maxMessage, maxMessages = 800, 100_000
 
 // statusBurst writes of a status with nothing but progress are not delayed; further ones are
-// statusEvery apart. The status of 300 pools is large, and people read it.
+// statusEvery apart. The status of more than manyPools is large: it has no burst, and is written
+// less often the more pools there are.
 const (
 	statusBurst = 5
 	statusEvery = time.Second
+	manyPools   = 100
 )
 
 // report writes the status if it changed, and the pace allows it. The write is refused if the object has changed
@@ -52,7 +54,11 @@ func (r *Reconciler) report(ctx context.Context, s *scope) error {
 	}
 	setConditions(s)
 	if !equality.Semantic.DeepEqual(s.before.Status, *status) {
-		early := r.statuses.Delay(client.ObjectKeyFromObject(s.ud).String(), r.Clock.Now(), statusEvery, statusBurst)
+		every, burst := statusEvery, statusBurst
+		if pools := len(status.Pools); pools > manyPools {
+			every, burst = statusEvery*time.Duration(pools)/manyPools, 1
+		}
+		early := r.statuses.Delay(client.ObjectKeyFromObject(s.ud).String(), r.Clock.Now(), every, burst)
 		if early > 0 && !s.wrote && sameButProgress(&s.before.Status, status) {
 			s.reported = true
 			return phase.Wait("the pace of status writes", early)
