@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -17,13 +16,13 @@ import (
 
 // rollout measures rollouts of workloads that have one pod on each node.
 var rollout = benchmark{
-	name: "rollout", unit: "s", nodes: 20, pods: 20, places: true,
+	name: "rollout", unit: "s", nodes: 20, pods: 20,
 	about: `Time of a rollout with a policy ÷ without one, of workloads that have one pod on every node: a new pod fits only where an old one has left.
 
 - 20 simulated nodes in 10 NodeGroups, and 20 pods. kwok runs the pods. The scheduler is a plain one: the form is Pinned.
 - ` + "`host port`" + `: a Deployment whose pods have a host port, with maxSurge 0 and maxUnavailable 1. ` + "`anti-affinity`" + `: a StatefulSet with required anti-affinity between nodes.
 - The time is that from the change of the image until the status of the workload says that all pods are updated and available.
-- *Off by* is Σ over all groups of |pods placed − pods wanted| after the rollout.`,
+- After each rollout with a policy every group has exactly its share, or the benchmark fails.`,
 	variants: []variant{
 		{name: "host port", ideal: "≤ 1.5", a: "a Deployment with a policy", b: "the same without a policy"},
 		{name: "anti-affinity", ideal: "≤ 1.5", a: "a StatefulSet with a policy", b: "the same without a policy"},
@@ -87,28 +86,22 @@ func (b *rolloutBench) apart(w workload) client.Object {
 	}}
 }
 
-// measure creates a workload, changes its image, and measures the time until all pods are new.
+// measure creates a workload, changes its image, and measures the time until all pods are new. It
+// is an error if a workload with a policy is not divided exactly afterwards.
 func (b *rolloutBench) measure(ctx context.Context, w client.Object, managed bool) (s sample, err error) {
 	if err := b.workloads.Create(ctx, w); err != nil {
 		return s, fmt.Errorf("creating %q: %w", w.GetName(), err)
 	}
-	if err := errors.Join(b.rolledOut(ctx, w), b.waitIdle(ctx)); err != nil {
-		return s, err
-	}
-	before, err := usageOf(ctx, b.cluster)
-	if err != nil {
-		return s, err
-	}
-	began := time.Now()
-	patch := fmt.Appendf(nil, `[{"op":"replace","path":"/spec/template/spec/containers/0/image","value":%q}]`, updated)
-	if err := b.workloads.Patch(ctx, w, client.RawPatch(types.JSONPatchType, patch)); err != nil {
-		return s, fmt.Errorf("updating %q: %w", w.GetName(), err)
-	}
 	if err := b.rolledOut(ctx, w); err != nil {
 		return s, err
 	}
-	took := time.Since(began)
-	after, err := usageOf(ctx, b.cluster)
+	s, err = b.timed(ctx, func(ctx context.Context) (string, error) {
+		patch := fmt.Appendf(nil, `[{"op":"replace","path":"/spec/template/spec/containers/0/image","value":%q}]`, updated)
+		if err := b.workloads.Patch(ctx, w, client.RawPatch(types.JSONPatchType, patch)); err != nil {
+			return "", fmt.Errorf("updating %q: %w", w.GetName(), err)
+		}
+		return fmt.Sprint(b.options.nodes, " pods"), b.rolledOut(ctx, w)
+	})
 	if err != nil {
 		return s, err
 	}
@@ -119,13 +112,8 @@ func (b *rolloutBench) measure(ctx context.Context, w client.Object, managed boo
 	if err != nil {
 		return s, err
 	}
-	used, where := after.since(before), check(placed, placed, b.pool, b.options.groups)
-	s = sample{
-		rate: took.Seconds(), off: -1, strangers: used.strangers(), cpu: 1000 * used.cluster() / float64(len(placed)),
-		facts: fmt.Sprintf("%s; %s", where, used),
-	}
-	if managed {
-		s.off = where.off
+	if where := check(placed, placed, b.pool, b.options.groups); managed && where.off > 0 {
+		return s, fmt.Errorf("checking where the pods of %q are: %s", w.GetName(), where)
 	}
 	return s, b.remove(ctx, w)
 }

@@ -30,8 +30,8 @@ const (
 	manyPools   = 100
 )
 
-// report writes the status if it changed, and the pace allows it. The write is refused if the object has changed
-// since it was read, because the status decides which pool is updated next.
+// report writes the status if it changed, and the pace allows it. The write is refused if the
+// object has changed since it was read, because the status decides which pool is updated next.
 func (r *Reconciler) report(ctx context.Context, s *scope) error {
 	if s.replaced {
 		return nil

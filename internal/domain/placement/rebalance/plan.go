@@ -138,10 +138,10 @@ type moves struct {
 }
 
 // moves finds which pods of a part are to leave their groups, and adds what is in the way to
-// blocked. A pod leaves only if a group that
-// lacks pods can take its successor. No more pods leave than other groups lack beyond the
-// pods that have no seat yet. A pod that only reserves a seat makes no other pod surplus:
-// it may get its node in another group, as the policy wants it by then.
+// blocked. A pod leaves only if a group that lacks pods can take its successor. No more pods
+// leave than other groups lack beyond the pods that have no seat yet. A pod that only reserves a
+// seat makes no other pod surplus: it may get its node in another group, as the policy wants it
+// by then.
 func (w *Workload) moves(blocked *obstacles) moves {
 	m := moves{surplus: map[string]int{}, onLoan: map[string]int{}, reason: gm.ReasonSatisfied}
 	counted := map[string]int{} // pods that may make others surplus

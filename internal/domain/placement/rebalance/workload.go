@@ -136,12 +136,8 @@ func (w *Workload) parts() (parts []*Workload) {
 
 // partOf returns the part of a cohort.
 func (w *Workload) partOf(c *Cohort) *Workload {
-	for _, p := range w.parts() {
-		if slices.ContainsFunc(p.Cohorts, func(of Cohort) bool { return of.CohortKey == c.CohortKey }) {
-			return p
-		}
-	}
-	return w
+	parts := w.parts()
+	return parts[slices.IndexFunc(parts, func(p *Workload) bool { return p.Cohorts[0].Part == c.Part })]
 }
 
 // CanBorrow returns whether a group other than the pod's may have one more pod of the
