@@ -367,7 +367,7 @@ func TestConcurrentPassesEndLikeSequentialOnes(t *testing.T) {
 		for i := range 10 {
 			p := &apps.NodePool{}
 			p.Name = "p"
-			patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"spec":{"labels":{"a":"%d"}}}`, i))
+			patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"generation":%[1]d},"spec":{"labels":{"a":"%[1]d"}}}`, i))
 			if err := s.Client.Patch(t.Context(), p, patch); err != nil {
 				t.Error(err)
 			}
@@ -550,7 +550,7 @@ func TestRepairsHaveAPace(t *testing.T) {
 		t.Errorf("100 repairs at once made %d writes, want %d; the rest comes back after %s", len(s.writes), repairBurst, last.RequeueAfter)
 	}
 	p := s.pool("p")
-	p.Spec.Labels["a"] = "c"
+	p.Spec.Labels["a"], p.Generation = "c", p.Generation+1
 	if err := s.Client.Update(t.Context(), p); err != nil {
 		t.Fatal(err)
 	}
@@ -633,6 +633,7 @@ func TestANodesChangeReadsTheNodesOfItsPools(t *testing.T) {
 		}
 	}
 	has("p3", "n3-0", "n3-1", "n3-2", "n3-3", "n3-4")
+	has("p4", "n4-0", "n4-1", "n4-2", "n4-3", "n4-4")
 	c.lists, c.gets = 0, 0
 
 	turned := c.byName["n3-1"].DeepCopy()
@@ -665,6 +666,43 @@ func TestANodesChangeReadsTheNodesOfItsPools(t *testing.T) {
 
 	s.index.invalidate()
 	has("p4", "n3-1", "n4-0", "n4-1", "n4-2", "n4-3", "n4-4")
+}
+
+// TestAPoolsChangeReadsNothingOfOtherPools: neither a pool that gets its finalizer nor the new
+// version of one lists the nodes again.
+func TestAPoolsChangeReadsNothingOfOtherPools(t *testing.T) {
+	s, c := newSites(t, 40)
+	observe := func() {
+		t.Helper()
+		for i := range 40 {
+			if err := s.observe(t.Context(), &scope{pool: s.pool(fmt.Sprintf("p%d", i))}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	observe()
+	c.lists = 0
+
+	before := s.pool("p3")
+	before.Finalizers = nil
+	q := &watched.Queue{}
+	s.poolEvents().Update(t.Context(), event.UpdateEvent{ObjectOld: before, ObjectNew: s.pool("p3")}, q)
+	observe()
+	if got := len(strings.Fields(q.Take())); c.lists != 0 || got != 5 {
+		t.Errorf("a finalizer listed all nodes %d times and enqueued %d nodes of 5", c.lists, got)
+	}
+
+	after := s.pool("p3")
+	after.Generation++
+	after.Spec.Labels = map[string]apps.LabelValue{"a": "b"}
+	if err := s.Client.Update(t.Context(), after); err != nil {
+		t.Fatal(err)
+	}
+	s.poolEvents().Update(t.Context(), event.UpdateEvent{ObjectOld: before, ObjectNew: after}, q)
+	observe()
+	if got := len(strings.Fields(q.Take())); c.lists != 0 || got != 5 {
+		t.Errorf("a change of one pool listed all nodes %d times and enqueued %d nodes of 5", c.lists, got)
+	}
 }
 
 // BenchmarkNodeEvent: the cost of a node's change in both controllers must not grow with the

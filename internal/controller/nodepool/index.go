@@ -12,27 +12,49 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/attributes"
 	"github.com/atoll-k8s/atoll/internal/domain/membership"
 )
 
-// pools are all NodePools with compiled selectors. Everything but nodes is immutable.
+// pools are all NodePools with compiled selectors. They are immutable.
 type pools struct {
 	membership.Pools
 	byName map[string]poolEntry
-
-	mu sync.Mutex
-	// nodes are the names of the nodes that concern a pool, by pool; nil until nodesOf is
-	// called. A pass over a pool reads these nodes only.
-	nodes map[string]sets.Set[string]
 }
 
-// concerned returns the names of the pools that a node concerns: the pool whose attributes
-// it carries, the one that its label names, and all that select it. The index of selectors
-// finds the latter without a test of every pool.
+// poolEntry is one version of a NodePool.
+type poolEntry struct {
+	uid        types.UID
+	compiled   membership.Pool
+	gives      attributes.Pool
+	generation int64
+	deleting   bool
+	// invalid is the error of its selector.
+	invalid error
+}
+
+// newEntry compiles a pool.
+func newEntry(p *apps.NodePool) poolEntry {
+	compiled, err := membership.CompilePool(p)
+	return poolEntry{uid: p.UID, compiled: compiled, gives: attributes.Of(p), generation: p.Generation, deleting: p.DeletionTimestamp != nil, invalid: err}
+}
+
+// isOf reports whether the entry was made from this version of the pool.
+func (e *poolEntry) isOf(p *apps.NodePool) bool {
+	return e.uid == p.UID && e.generation == p.Generation && e.deleting == (p.DeletionTimestamp != nil)
+}
+
+// concerns reports whether a node carries the pool's attributes, names it in its label, or is
+// selected by it.
+func (e *poolEntry) concerns(n *attributes.Node) bool {
+	name := e.compiled.Name
+	return n.Incumbent() == name || n.Label() == name || e.compiled.Selects(n.OwnLabels())
+}
+
+// concerned returns the names of the pools that a node concerns, sorted. The index of
+// selectors finds them without a test of every pool.
 func (ps *pools) concerned(n *attributes.Node) []string {
 	names := []string{n.Incumbent(), n.Label()}
 	for _, pool := range ps.Selecting(n.OwnLabels()) {
@@ -46,65 +68,6 @@ func (ps *pools) concerned(n *attributes.Node) []string {
 	return names
 }
 
-// nodesOf returns the names of the nodes that concern a pool, sorted. The first call lists
-// all nodes. From then on move keeps the result up to date.
-//
-// The lock is held during the list: the event of a change that is not in the list calls
-// move after it.
-func (ps *pools) nodesOf(ctx context.Context, c client.Reader, pool string, read func(*corev1.Node) *attributes.Node) ([]string, error) {
-	ps.mu.Lock()
-	defer ps.mu.Unlock()
-	if ps.nodes == nil {
-		var list corev1.NodeList
-		if err := c.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
-			return nil, fmt.Errorf("listing nodes: %w", err)
-		}
-		ps.nodes = map[string]sets.Set[string]{}
-		for i := range list.Items {
-			ps.addLocked(list.Items[i].Name, ps.concerned(read(&list.Items[i])))
-		}
-	}
-	return sets.List(ps.nodes[pool]), nil
-}
-
-// move records that a node concerns other pools than before. The events of one node must
-// arrive in their order.
-func (ps *pools) move(node string, before, after []string) {
-	ps.mu.Lock()
-	defer ps.mu.Unlock()
-	if ps.nodes == nil {
-		return
-	}
-	for _, pool := range before {
-		if ps.nodes[pool].Delete(node); len(ps.nodes[pool]) == 0 {
-			delete(ps.nodes, pool)
-		}
-	}
-	ps.addLocked(node, after)
-}
-
-func (ps *pools) addLocked(node string, to []string) {
-	for _, pool := range to {
-		if ps.nodes[pool] == nil {
-			ps.nodes[pool] = sets.New[string]()
-		}
-		ps.nodes[pool].Insert(node)
-	}
-}
-
-// poolEntry is one NodePool.
-type poolEntry struct {
-	uid        types.UID
-	gives      attributes.Pool
-	generation int64
-	deleting   bool
-	// invalid is the error of its selector.
-	invalid error
-	// adopted is true if the pool has its finalizer or is being deleted: nodes in it may be
-	// written.
-	adopted bool
-}
-
 // reference returns a reference to a pool for events. Its UID is empty if the pool does not
 // exist.
 func (ps *pools) reference(name string) *corev1.ObjectReference {
@@ -114,12 +77,22 @@ func (ps *pools) reference(name string) *corev1.ObjectReference {
 // index keeps what is computed from cached objects until they change. It is safe for
 // concurrent use.
 type index struct {
+	// listing is held while pools are listed, so that no list is older than one before it.
+	listing sync.Mutex
+
 	mu sync.Mutex
-	// current is nil if a pool has changed since it was computed. changes counts these
-	// changes.
-	current *pools
+	// newest is the last result of pools. It is stale if a pool has changed since. changes
+	// counts these changes.
+	newest  *pools
+	stale   bool
 	changes int
 	nodes   map[string]known
+
+	moves sync.Mutex // guards the fields below
+	// all are the attributes of all nodes; nil until the first call of nodesOf.
+	all map[string]*attributes.Node
+	// concerning are the nodes that concern a pool. A pass over a pool reads these nodes only.
+	concerning map[string]*concerning
 }
 
 // known is the result of attributes.Read for one version of a node.
@@ -129,21 +102,31 @@ type known struct {
 	node    *attributes.Node
 }
 
-// invalidate must be called when a pool changed.
+// concerning are the names of the nodes that concern one version of a pool.
+type concerning struct {
+	pool  poolEntry
+	nodes sets.Set[string]
+}
+
+// invalidate must be called when the selector of a pool changed, or what it gives, or when a
+// pool was created or deleted.
 func (x *index) invalidate() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.current = nil
+	x.stale = true
 	x.changes++
 }
 
-// pools returns all pools. After a change it lists them again.
+// pools returns all pools. After a change it lists them again, and compiles those that changed.
 func (x *index) pools(ctx context.Context, c client.Reader) (*pools, error) {
-	x.mu.Lock()
-	current, changes := x.current, x.changes
-	x.mu.Unlock()
-	if current != nil {
-		return current, nil
+	if newest, isCurrent, _ := x.last(); isCurrent {
+		return newest, nil
+	}
+	x.listing.Lock()
+	defer x.listing.Unlock()
+	before, isCurrent, changes := x.last()
+	if isCurrent {
+		return before, nil
 	}
 	var list apps.NodePoolList
 	if err := c.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
@@ -153,20 +136,91 @@ func (x *index) pools(ctx context.Context, c client.Reader) (*pools, error) {
 	compiled := make([]membership.Pool, 0, len(list.Items))
 	for i := range list.Items {
 		p := &list.Items[i]
-		pool, err := membership.CompilePool(p)
-		compiled = append(compiled, pool)
-		fresh.byName[p.Name] = poolEntry{
-			uid: p.UID, gives: attributes.Of(p), generation: p.Generation, deleting: p.DeletionTimestamp != nil, invalid: err,
-			adopted: p.DeletionTimestamp != nil || controllerutil.ContainsFinalizer(p, apps.NodePoolFinalizer),
+		entry, had := before.byName[p.Name]
+		if !had || !entry.isOf(p) {
+			entry = newEntry(p)
 		}
+		fresh.byName[p.Name] = entry
+		compiled = append(compiled, entry.compiled)
 	}
 	fresh.Pools = membership.NewPools(compiled)
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.changes == changes { // otherwise a pool changed during the list
-		x.current = fresh
-	}
+	x.newest, x.stale = fresh, x.changes != changes // a pool may have changed during the list
 	return fresh, nil
+}
+
+// last returns the last list of pools, whether no pool has changed since, and how often pools
+// have changed.
+func (x *index) last() (newest *pools, isCurrent bool, changes int) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.newest == nil {
+		return &pools{}, false, x.changes
+	}
+	return x.newest, !x.stale, x.changes
+}
+
+// nodesOf returns the names of the nodes that concern a pool, sorted. The first call lists all
+// nodes, and the first call for a version of a pool asks of each whether it concerns the pool.
+// From then on move keeps the results up to date.
+//
+// The lock is held during the list: the event of a change that is not in the list calls
+// move after it.
+func (x *index) nodesOf(ctx context.Context, c client.Reader, pool poolEntry) ([]string, error) {
+	name := pool.compiled.Name
+	x.moves.Lock()
+	defer x.moves.Unlock()
+	if x.all == nil {
+		var list corev1.NodeList
+		if err := c.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
+			return nil, fmt.Errorf("listing nodes: %w", err)
+		}
+		x.all, x.concerning = map[string]*attributes.Node{}, map[string]*concerning{}
+		for i := range list.Items {
+			x.all[list.Items[i].Name] = attributes.Read(&list.Items[i])
+		}
+	}
+	kept := x.concerning[name]
+	if kept == nil || kept.pool.uid != pool.uid || kept.pool.generation != pool.generation {
+		kept = &concerning{pool: pool, nodes: sets.New[string]()}
+		for name, node := range x.all {
+			if pool.concerns(node) {
+				kept.nodes.Insert(name)
+			}
+		}
+		x.concerning[name] = kept
+	}
+	return sets.List(kept.nodes), nil
+}
+
+// move records a node, and which of these pools it concerns now. node is nil if it was
+// deleted. The events of one node must arrive in their order.
+func (x *index) move(name string, node *attributes.Node, pools []string) {
+	x.moves.Lock()
+	defer x.moves.Unlock()
+	if x.all == nil {
+		return
+	}
+	if x.all[name] = node; node == nil {
+		delete(x.all, name)
+	}
+	for _, pool := range pools {
+		switch kept := x.concerning[pool]; {
+		case kept == nil:
+		case node != nil && kept.pool.concerns(node):
+			kept.nodes.Insert(name)
+		default:
+			kept.nodes.Delete(name)
+		}
+	}
+}
+
+// forgetPool removes the nodes of a pool that was deleted.
+func (x *index) forgetPool(name string) {
+	x.moves.Lock()
+	defer x.moves.Unlock()
+	delete(x.concerning, name)
 }
 
 // read returns the attributes of a node. It reads each version once.

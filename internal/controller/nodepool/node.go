@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
@@ -72,8 +73,11 @@ func (r *Reconciler) decide(ctx context.Context, v *visit) error {
 		missing = ""
 	}
 	r.missing(v.node, missing)
-	if in != nil && !in.adopted {
-		return nil // adopt must set the finalizer first; that change of the pool enqueues the node
+	if in != nil {
+		adopted, err := r.isAdopted(ctx, in.gives.Name)
+		if err != nil || !adopted {
+			return err // adopt must set the finalizer first; that change of the pool enqueues the node
+		}
 	}
 	if _, known := v.pools.Get(claim.Incumbent); claim.Incumbent != "" && !known {
 		// The attributes of a pool that does not exist are removed. The cache may not have a
@@ -88,6 +92,16 @@ func (r *Reconciler) decide(ctx context.Context, v *visit) error {
 	}
 	v.skip = change.Empty()
 	return waits
+}
+
+// isAdopted reports whether a pool has its finalizer or is being deleted: nodes in it may be
+// written.
+func (r *Reconciler) isAdopted(ctx context.Context, name string) (bool, error) {
+	pool := &apps.NodePool{}
+	if err := r.Client.Get(ctx, types.NamespacedName{Name: name}, pool, client.UnsafeDisableDeepCopy); err != nil {
+		return false, client.IgnoreNotFound(err)
+	}
+	return pool.DeletionTimestamp != nil || controllerutil.ContainsFinalizer(pool, apps.NodePoolFinalizer), nil
 }
 
 // write writes the planned change in one patch.

@@ -25,12 +25,12 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	}
 	self, listed := pools.Get(s.pool.Name)
 	e := pools.byName[s.pool.Name]
-	if !listed || e.generation != s.pool.Generation || e.deleting != (s.pool.DeletionTimestamp != nil) {
+	if !listed || !e.isOf(s.pool) {
 		return phase.Wait("the index does not have the pool's last change yet", debounce)
 	}
 	s.invalid, s.ignored = e.invalid, e.gives.Ignored
 	s.joinKeys, s.joins = self.CanJoin()
-	names, err := pools.nodesOf(ctx, r.Client, s.pool.Name, r.index.read)
+	names, err := r.index.nodesOf(ctx, r.Client, e)
 	if err != nil {
 		return err
 	}

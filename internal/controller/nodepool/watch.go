@@ -77,25 +77,28 @@ func (r *Reconciler) poolEvents() handler.EventHandler {
 			r.enqueueNodes(ctx, e.Object, q)
 		},
 		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q queue) {
-			if !poolChanged(e.ObjectOld, e.ObjectNew) {
+			switch changed, finalizers := poolChanged(e.ObjectOld, e.ObjectNew); {
+			case changed:
+				r.index.invalidate()
+			case !finalizers:
 				return
 			}
-			r.index.invalidate()
 			r.enqueueNodes(ctx, e.ObjectNew, q)
 			r.enqueuePools(e.ObjectNew.GetName())
 		},
 		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) {
 			r.index.invalidate()
 			r.enqueueNodes(ctx, e.Object, q)
+			r.index.forgetPool(e.Object.GetName())
 		},
 	}
 }
 
-// poolChanged reports whether more of a pool changed than its status and metadata that
-// no node depends on.
-func poolChanged(before, after client.Object) bool {
+// poolChanged reports whether a pool changed in what the index has of it, and whether its
+// finalizers changed, which decide whether nodes may join.
+func poolChanged(before, after client.Object) (changed, finalizers bool) {
 	return before.GetUID() != after.GetUID() || before.GetGeneration() != after.GetGeneration() ||
-		(before.GetDeletionTimestamp() == nil) != (after.GetDeletionTimestamp() == nil) ||
+			(before.GetDeletionTimestamp() == nil) != (after.GetDeletionTimestamp() == nil),
 		!slices.Equal(before.GetFinalizers(), after.GetFinalizers())
 }
 
@@ -124,38 +127,37 @@ func (r *Reconciler) moved(ctx context.Context, before, after *corev1.Node) []st
 		return nil // the cache has not started; when it has, every pool is reconciled
 	}
 	var name string
-	var sides [2][]string
-	for i, node := range []*corev1.Node{before, after} {
-		if node == nil {
+	var node *attributes.Node
+	var concerned []string
+	for _, n := range []*corev1.Node{before, after} {
+		if n == nil {
 			continue
 		}
-		name = node.Name
-		sides[i] = pools.concerned(attributes.Read(node)) // the index keeps only the newest version
+		name = n.Name
+		read := attributes.Read(n) // the index keeps only the newest version
+		concerned = append(concerned, pools.concerned(read)...)
 		if before == after {
-			return sides[i]
+			return concerned
+		}
+		if n == after {
+			node = read
 		}
 	}
-	pools.move(name, sides[0], sides[1])
-	return slices.Concat(sides[0], sides[1])
+	r.index.move(name, node, concerned)
+	return concerned
 }
 
-// enqueueNodes enqueues all nodes that carry the pool's attributes, name it in their
-// label, or match its selector.
+// enqueueNodes enqueues all nodes that a pool concerns.
 func (r *Reconciler) enqueueNodes(ctx context.Context, o client.Object, q queue) {
-	pools, err := r.index.pools(ctx, r.Client)
+	pool, ok := o.(*apps.NodePool)
+	if !ok {
+		return
+	}
+	names, err := r.index.nodesOf(ctx, r.Client, newEntry(pool))
 	if err != nil {
 		return // the cache has not started; when it has, every node is reconciled
 	}
-	var nodes corev1.NodeList
-	if err := r.Client.List(ctx, &nodes, client.UnsafeDisableDeepCopy); err != nil {
-		return
-	}
-	pool, exists := pools.Get(o.GetName())
-	for i := range nodes.Items {
-		node := &nodes.Items[i]
-		read := r.index.read(node)
-		if read.Incumbent() == o.GetName() || read.Label() == o.GetName() || exists && pool.Selects(read.OwnLabels()) {
-			q.Add(requestFor(node))
-		}
+	for _, name := range names {
+		q.Add(ctrl.Request{NamespacedName: types.NamespacedName{Name: name}})
 	}
 }
