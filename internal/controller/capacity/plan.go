@@ -146,14 +146,20 @@ func (o *observed) right(pod seats.SeatView, surplus, lacks [3]int) capacity.Cla
 }
 
 // stuck reports whether a pod waits in vain for a node of its class, and its successor
-// would get the other class: pods fall back, or its volumes are on nodes of that class. A
-// rollout would wait for such a pod for ever.
+// would get the other class: pods fall back, its volumes are on nodes of that class, or the
+// count changed since. A rollout would wait for such a pod for ever.
 func (o *observed) stuck(pod seats.SeatView) bool {
-	if pod.Gated || pod.Node != "" || pod.Class == capacity.None {
+	switch {
+	case pod.Gated || pod.Node != "" || pod.Class == capacity.None:
 		return false
+	case pod.Class == o.fellBack:
+		return true
+	case !pod.Unschedulable || pod.ClassStamp == capacity.None:
+		return false
+	case pod.Demand != nil && pod.Demand.Claims && o.tied(pod.Pod) == pod.Class.Other():
+		return true
 	}
-	return pod.Class == o.fellBack ||
-		pod.Unschedulable && pod.ClassStamp != capacity.None && pod.Demand != nil && pod.Demand.Claims && o.tied(pod.Pod) == pod.Class.Other()
+	return o.isRollingOut() && o.next(pod) == pod.Class.Other()
 }
 
 // isRollingOut reports whether a rollout is in progress and not paused.
@@ -216,6 +222,8 @@ func (p *plan) explain(o observed, pinned int) {
 		set(api.ReasonPodsRefused, "the API server refuses pods: %s", o.refused)
 	case o.isRollingOut() && o.hasFallenBack():
 		p.setFellBack(o)
+	case o.isRollingOut() && p.waiting != p.gated:
+		set(api.ReasonConverging, "a rollout is in progress, and pods wait for a node%s", p.waitingFor())
 	case o.isRollingOut():
 		set(api.ReasonConverging, "a rollout is in progress")
 	case p.waiting != p.gated:

@@ -31,6 +31,8 @@ func pods(words ...string) (out []seats.SeatView) {
 				pod.Node, pod.Ready = "", false
 			case "stuck": // as kube-scheduler says
 				pod.Node, pod.Ready, pod.Unschedulable, pod.Demand = "", false, true, &fit.Demand{Claims: true}
+			case "refused": // by kube-scheduler, for other reasons
+				pod.Node, pod.Ready, pod.Unschedulable, pod.Demand = "", false, true, &fit.Demand{}
 			case "unready":
 				pod.Ready = false
 			case "pinned":
@@ -135,6 +137,12 @@ func TestPlan(t *testing.T) {
 		"no room": {replicas: 2, count: 2, pods: pods("od", "spot"), change: func(o *observed) {
 			o.canTake = func(capacity.Class, *seats.Pod) (bool, fit.Reason) { return false, fit.NoRoom }
 		}, reason: api.ReasonNoRoom},
+		"a pod waits in a rollout for a class that it would not get any more": {replicas: 2, count: 1, pods: pods("od", "od+refused"), change: func(o *observed) {
+			o.rollout, o.next = true, func(seats.SeatView) capacity.Class { return capacity.Spot }
+		}, evict: []string{"pod-1"}, reason: api.ReasonConverging},
+		"a pod waits in a rollout for the class that it would get again": {replicas: 2, count: 1, pods: pods("od", "od+refused"), change: func(o *observed) {
+			o.rollout, o.next = true, func(seats.SeatView) capacity.Class { return capacity.OnDemand }
+		}, reason: api.ReasonConverging},
 		"no moves during a rollout":                                  {replicas: 2, count: 2, pods: pods("od", "spot"), change: func(o *observed) { o.rollout = true }, reason: api.ReasonConverging},
 		"a paused rollout with surplus pods":                         {replicas: 2, count: 1, pods: pods("od", "od", "spot"), change: standing(capacity.Spot), evict: []string{"pod-1"}, reason: api.ReasonConverging},
 		"a paused rollout with too few pods":                         {replicas: 2, count: 2, pods: pods("od", "spot", "spot"), change: standing(capacity.OnDemand), evict: []string{"pod-2"}, reason: api.ReasonConverging},
