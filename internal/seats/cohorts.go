@@ -48,7 +48,13 @@ type seat struct {
 	gated     bool           // counts in its cohort's gated
 	granted   capacity.Class // reserved for a pod that the watch has not shown with it yet
 	class     capacity.Class // counts in its cohort's classes under this
+	// only is the class to which the pod was restricted before it requested a seat: that of a
+	// StatefulSet's pod follows from its name.
+	only capacity.Class
 }
+
+// ofNodes is the class of the nodes that the pod is for; None if it may go to all.
+func (s *seat) ofNodes() capacity.Class { return max(s.class, s.only) }
 
 // owner is a direct owner of pods.
 type owner struct {

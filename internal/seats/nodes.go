@@ -323,18 +323,49 @@ func (ns *nodes) look(f *found, group string, check *fit.Check, names iter.Seq[s
 		if n == nil {
 			continue
 		}
-		f.reached = f.reached || check.Reaches(&n.Offer)
-		f.roomy = f.roomy || n.Open && check.Of(&n.Offer, &n.used, &n.leaving) == fit.Fits && (f.apart == nil || f.apart.Take(&n.Offer))
-		if f.reached && f.roomy {
+		if check.Reaches(&n.Offer) {
+			f.reached = true
+			if n.Open {
+				f.open[n.class]++
+			}
+		}
+		if n.Open && check.Of(&n.Offer, &n.used, &n.leaving) == fit.Fits && (f.apart == nil || f.apart.Take(&n.Offer)) {
+			f.room[n.class]++
+		}
+		if f.done() {
 			return
 		}
 	}
 }
 
 // found is what look has found so far in one group: whether the pod may go to one of its nodes at
-// all, and whether one has room for it, once its terminating pods are gone. apart, if it is not
-// nil, are the nodes that are too close to other pods of the workload.
+// all, and by class how many of these are open, and how many have room for it, once their
+// terminating pods are gone. apart, if it is not nil, are the nodes that are too close to other
+// pods of the workload.
 type found struct {
-	reached, roomy bool
-	apart          *fit.Domains
+	reached    bool
+	open, room byClass
+	// need is how many nodes with room are looked for.
+	need  int
+	apart *fit.Domains
+}
+
+func (f *found) done() bool { return f.reached && f.room.sum() >= f.need }
+
+// byClass are numbers of pods or nodes by capacity.Class.
+type byClass [3]int
+
+func (n byClass) sum() int { return n[capacity.None] + n[capacity.OnDemand] + n[capacity.Spot] }
+
+// without returns how many nodes are left if each of these pods has one, of its class if it has
+// one.
+func (n byClass) without(pods byClass) int {
+	left := -pods[capacity.None]
+	for class, nodes := range n {
+		if class != int(capacity.None) {
+			nodes = max(0, nodes-pods[class])
+		}
+		left += nodes
+	}
+	return left
 }

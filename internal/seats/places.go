@@ -63,7 +63,7 @@ func (p *Places) Take(group string, pod *Pod, volumes []*nodeaffinity.NodeSelect
 	l := p.ledger
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.waiting.avoids(pod.cohort(), group) {
+	if l.waiting.avoids(pod.cohort(), pod.Class, group) {
 		return false, fit.Avoided
 	}
 	key := search{group, pod.demand()}

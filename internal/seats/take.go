@@ -1,6 +1,7 @@
 package seats
 
 import (
+	"math"
 	"slices"
 	"time"
 
@@ -36,7 +37,11 @@ func (l *Ledger) Take(r Request, dryRun bool) (group string, why Reason) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.entryLocked(r.Pod, r.Cohort)
-	l.withoutAvoidedLocked(seen, groups, r.Cohort)
+	if l.classes != nil && r.Check != nil {
+		demand := r.Check.Demand()
+		s.only = l.classes.OfPod(demand.NodeSelector, demand.Affinity)
+	}
+	l.withoutClosedLocked(seen, s, r)
 	i := -1
 	if !s.cohort.tooManyUnseen(s, r.Total) {
 		i = l.cohorts.turn(s.cohort, r, seen)
@@ -92,31 +97,43 @@ const reachSlice = 64
 type survey struct {
 	// reached: the pod may go to a node of the group at all.
 	reached []bool
-	// usable: the group is reached, and its owner does not avoid it.
+	// usable: the group is reached, its owner does not avoid it, and it is not filled by pods of
+	// the workload that no node can have two of.
 	usable []bool
-	// roomy: it is usable, and has room now. What terminating pods use counts as room, and what
-	// pods on their way to it will use does not count: a pod that finds none waits, and another
-	// group is looked for.
+	// roomy: it is usable, and has room now. What terminating pods use counts as room. What pods
+	// on their way to it will use counts only if no node can have two of them; else a pod that
+	// finds none waits, and another group is looked for.
 	roomy []bool
+	// open and room are numbers of nodes by class, see found. They are complete for a pod of
+	// which no node can have two.
+	open, room []byClass
 }
 
 // survey looks at the nodes of the groups. The demands of a pod may be long, so the mutex is
 // held for reachSlice nodes at a time.
 func (l *Ledger) survey(r Request) survey {
 	groups := r.Spread.Groups()
-	seen := survey{reached: make([]bool, len(groups)), usable: make([]bool, len(groups)), roomy: make([]bool, len(groups))}
+	seen := survey{
+		reached: make([]bool, len(groups)), usable: make([]bool, len(groups)), roomy: make([]bool, len(groups)),
+		open: make([]byClass, len(groups)), room: make([]byClass, len(groups)),
+	}
 	var apart *fit.Domains
-	if r.Check != nil {
-		apart = l.apart(r)
+	need := 1
+	switch {
+	case len(groups) == 1:
+		need = 0 // of one there is no choice
+	case r.Check != nil && r.Check.Exclusive():
+		apart, need = l.apart(r), math.MaxInt
 	}
 	for i, group := range groups {
 		if r.Check == nil {
 			seen.reached[i], seen.usable[i], seen.roomy[i] = true, true, true
 			continue
 		}
-		f := found{apart: apart, roomy: len(groups) == 1} // of one there is no choice
+		f := found{apart: apart, need: need}
 		l.look(&f, r, group)
-		seen.reached[i], seen.usable[i], seen.roomy[i] = f.reached, f.reached, f.reached && f.roomy
+		seen.reached[i], seen.usable[i], seen.open[i], seen.room[i] = f.reached, f.reached, f.open, f.room
+		seen.roomy[i] = f.reached && f.room.sum() >= min(need, 1)
 	}
 	return seen
 }
@@ -154,7 +171,7 @@ func (l *Ledger) look(f *found, r Request, group string) {
 		}
 	})
 	for part := range slices.Chunk(others, reachSlice) {
-		if f.reached && f.roomy {
+		if f.done() {
 			return
 		}
 		l.mu.Unlock()
@@ -163,13 +180,58 @@ func (l *Ledger) look(f *found, r Request, group string) {
 	}
 }
 
-// withoutAvoidedLocked takes the groups out that the cohort's owner avoids.
-func (l *Ledger) withoutAvoidedLocked(seen survey, groups []string, cohort Cohort) {
+// withoutClosedLocked takes the groups out that the cohort's owner avoids, and, if no node can
+// have two of its pods, those that these fill.
+func (l *Ledger) withoutClosedLocked(seen survey, s *seat, r Request) {
+	groups := r.Spread.Groups()
 	for i, g := range groups {
-		if l.waiting.avoids(cohort, g) {
+		if l.waiting.avoids(r.Cohort, s.ofNodes(), g) {
 			seen.usable[i], seen.roomy[i] = false, false
 		}
 	}
+	if len(groups) == 1 || r.Check == nil || !r.Check.Exclusive() {
+		return
+	}
+	coming, all, rollout := l.cohorts.byGroup(s, r)
+	for i, g := range groups {
+		if seen.room[i].without(coming[g]) > 0 {
+			continue
+		}
+		seen.roomy[i] = false
+		if rollout && seen.open[i].without(all[g]) <= 0 { // that one of them leaves is all that it can wait for
+			seen.usable[i] = false
+		}
+	}
+}
+
+// byGroup counts by group the pods of a workload that have a seat, without the pod itself: all,
+// and those that have no node yet. rollout is true if some are of other revisions.
+func (cs *cohorts) byGroup(self *seat, r Request) (coming, all map[string]byClass, rollout bool) {
+	coming, all = map[string]byClass{}, map[string]byClass{}
+	add := func(to map[string]byClass, s *seat) {
+		n := to[s.group]
+		n[s.ofNodes()]++
+		to[s.group] = n
+	}
+	for _, uid := range r.owners() {
+		o := cs.byOwner[uid]
+		if o == nil {
+			continue
+		}
+		for _, c := range o.cohorts {
+			for _, s := range c.seats {
+				if !s.seated || !s.active || s == self {
+					continue
+				}
+				rollout = rollout || c != self.cohort
+				add(all, s)
+				if s.pod == nil || s.pod.Node == "" {
+					add(coming, s)
+				}
+			}
+		}
+	}
+	return coming, all, rollout
 }
 
 // Admit returns whether a seat is open for a pod that is being created and that gets its seat
@@ -294,15 +356,15 @@ func (l *Ledger) Place(r Request) (group string, why Reason) {
 	if len(groups) == 0 {
 		return "", NoGroup
 	}
-	l.withoutAvoidedLocked(seen, groups, r.Cohort)
-	return l.cohorts.place(r, seen)
-}
-
-func (cs *cohorts) place(r Request, seen survey) (group string, why Reason) {
-	s := cs.byPod[r.Pod]
+	s := l.cohorts.byPod[r.Pod]
 	if s == nil || s.pod == nil || s.cohort.key != r.Cohort {
 		return "", NoSeatOpen // it was deleted, or has another owner or revision now
 	}
+	l.withoutClosedLocked(seen, s, r)
+	return l.cohorts.place(s, r, seen)
+}
+
+func (cs *cohorts) place(s *seat, r Request, seen survey) (group string, why Reason) {
 	cs.lapse(s.cohort)
 	if s.seated {
 		if s.reserved {

@@ -8,12 +8,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
+	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 	"github.com/atoll-k8s/atoll/internal/domain/fit"
 )
 
 const (
-	// AvoidTime is how long an owner's new pods of one revision avoid a group in which one of
-	// them found no node. It doubles each time that the group still has no node, up to maxAvoidTime.
+	// AvoidTime is how long an owner's new pods of one revision and class avoid a group in which
+	// one of them found no node. It doubles each time that the group still has no node, up to maxAvoidTime.
 	AvoidTime = 5 * time.Minute
 	// maxAvoidTime is the maximum of that time.
 	maxAvoidTime = time.Hour
@@ -35,15 +36,21 @@ const (
 // waiting pods may be replaced. The Ledger's mutex guards it.
 type waiting struct {
 	clock clock.PassiveClock
-	// avoided are, by group, the cohorts whose new pods get no seat there if another group has
-	// one.
-	avoided map[string]map[Cohort]penalty
+	// avoided are, by group, the new pods that get no seat there if another group has one.
+	avoided map[string]map[avoider]penalty
 	// refused is until when new pods of an owner get their group at creation.
 	refused map[types.UID]time.Time
 	// remade is when the current round of MayRecreateUnschedulable began for an owner.
 	remade map[types.UID]time.Time
 	// rounds are the rounds of MayRecreateGated, by owner: see renew.go.
 	rounds map[types.UID]round
+}
+
+// avoider are the pods of a cohort that have a class: they go to other nodes of a group than those
+// of another class.
+type avoider struct {
+	cohort Cohort
+	class  capacity.Class
 }
 
 // penalty is until when a group is avoided, and how long that was at first. demand is that of
@@ -58,7 +65,7 @@ type penalty struct {
 func newWaiting(clock clock.PassiveClock) *waiting {
 	return &waiting{
 		clock:   clock,
-		avoided: map[string]map[Cohort]penalty{},
+		avoided: map[string]map[avoider]penalty{},
 		refused: map[types.UID]time.Time{},
 		remade:  map[types.UID]time.Time{},
 		rounds:  map[types.UID]round{},
@@ -79,7 +86,8 @@ func (w *waiting) observe(pod *Pod) {
 // avoid is Avoid of the Ledger.
 func (w *waiting) avoid(pod *Pod, group string, owners []types.UID) {
 	now := w.clock.Now()
-	last, known := w.avoided[group][pod.cohort()]
+	by := avoider{pod.cohort(), pod.Class}
+	last, known := w.avoided[group][by]
 	span := AvoidTime
 	switch {
 	case known && now.Before(last.until):
@@ -88,19 +96,19 @@ func (w *waiting) avoid(pod *Pod, group string, owners []types.UID) {
 		span = min(2*last.span, maxAvoidTime)
 	}
 	if w.avoided[group] == nil {
-		w.avoided[group] = map[Cohort]penalty{}
+		w.avoided[group] = map[avoider]penalty{}
 	}
-	w.avoided[group][pod.cohort()] = penalty{until: now.Add(span), span: span, demand: pod.demand(), owners: append(owners, pod.Owner())}
+	w.avoided[group][by] = penalty{until: now.Add(span), span: span, demand: pod.demand(), owners: append(owners, pod.Owner())}
 }
 
 // clearAvoided removes the penalty on a group for all workloads. The span of each is kept,
 // because the new room may not fit the pod that found none.
 func (w *waiting) clearAvoided(group string) {
 	now := w.clock.Now()
-	for cohort, p := range w.avoided[group] {
+	for by, p := range w.avoided[group] {
 		if now.Before(p.until) {
 			p.until = now
-			w.avoided[group][cohort] = p
+			w.avoided[group][by] = p
 		}
 	}
 }
@@ -109,20 +117,20 @@ func (w *waiting) clearAvoided(group string) {
 // have room now. The span of the latter is kept, as clearAvoided does.
 func (w *waiting) left(pod *Pod, group string, madeRoom func(*fit.Demand) bool) {
 	now := w.clock.Now()
-	for cohort, p := range w.avoided[group] {
+	for by, p := range w.avoided[group] {
 		switch {
 		case slices.Contains(p.owners, pod.Owner()):
-			delete(w.avoided[group], cohort)
+			delete(w.avoided[group], by)
 		case now.Before(p.until) && madeRoom(p.demand):
 			p.until = now
-			w.avoided[group][cohort] = p
+			w.avoided[group][by] = p
 		}
 	}
 }
 
-// avoids returns whether new pods of a cohort avoid a group now.
-func (w *waiting) avoids(cohort Cohort, group string) bool {
-	return w.clock.Now().Before(w.avoided[group][cohort].until)
+// avoids returns whether new pods of a cohort and class avoid a group now.
+func (w *waiting) avoids(cohort Cohort, class capacity.Class, group string) bool {
+	return w.clock.Now().Before(w.avoided[group][avoider{cohort, class}].until)
 }
 
 // isRefused is Refused of the Ledger.
@@ -151,16 +159,16 @@ func (w *waiting) remake(owner types.UID, created time.Time) (may bool, after ti
 // forget removes what has expired.
 func (w *waiting) forget() {
 	now := w.clock.Now()
-	maps.DeleteFunc(w.avoided, func(_ string, cohorts map[Cohort]penalty) bool {
-		maps.DeleteFunc(cohorts, func(_ Cohort, p penalty) bool { return now.After(p.until.Add(maxAvoidTime)) })
-		return len(cohorts) == 0
+	maps.DeleteFunc(w.avoided, func(_ string, by map[avoider]penalty) bool {
+		maps.DeleteFunc(by, func(_ avoider, p penalty) bool { return now.After(p.until.Add(maxAvoidTime)) })
+		return len(by) == 0
 	})
 	maps.DeleteFunc(w.refused, func(_ types.UID, until time.Time) bool { return now.After(until) })
 	maps.DeleteFunc(w.remade, func(_ types.UID, began time.Time) bool { return now.After(began.Add(refusedTime)) })
 	maps.DeleteFunc(w.rounds, func(_ types.UID, r round) bool { return now.After(r.ends().Add(maxRound)) })
 }
 
-// Avoid makes new pods of a pod's owner and revision avoid a group for AvoidTime, or until a
+// Avoid makes new pods of a pod's owner, revision and class avoid a group for AvoidTime, or until a
 // node of the group has more room than before, or a pod of the owner leaves the group, or one of
 // the owners of other revisions of the workload. If the group was avoided until less than
 // maxAvoidTime ago, and no pod of these has left it since, it is avoided for twice as long as the

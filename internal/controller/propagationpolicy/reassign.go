@@ -3,6 +3,7 @@ package propagationpolicy
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -54,11 +55,12 @@ func (r *Reconciler) reassign(ctx context.Context, s *scope) error {
 // recreatable returns how many waiting pods of each cohort may be recreated in a pass:
 // one, and two more for each pod that the owner created lately. It is 0 while the owner
 // has fewer pods than it wants: what keeps it from creating them, such as a quota, would
-// keep it from creating successors.
+// keep it from creating successors. But a StatefulSet creates no further pod until those
+// that it has are Ready.
 func (r *Reconciler) recreatable(w *workload) map[seats.Cohort]int {
 	most := map[seats.Cohort]int{}
 	for _, c := range w.cohorts {
-		if w.short[c.Owner] {
+		if w.short[c.Owner] && (w.observed.Refused != "" || !r.isOrdered(c)) {
 			continue
 		}
 		most[c.Cohort] = 1
@@ -69,6 +71,12 @@ func (r *Reconciler) recreatable(w *workload) map[seats.Cohort]int {
 		}
 	}
 	return most
+}
+
+// isOrdered returns whether the owner of a cohort may wait for one of its pods to be Ready.
+func (r *Reconciler) isOrdered(c seats.CohortView) bool {
+	owner := r.Walker.Get(c.Owner)
+	return owner != nil && owner.Kind == "StatefulSet" && slices.ContainsFunc(c.Pods, func(pod seats.SeatView) bool { return !pod.Ready })
 }
 
 // waitForOwner requeues the policy, because an owner may be able to create the pods that

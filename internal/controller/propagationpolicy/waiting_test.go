@@ -2,6 +2,7 @@ package propagationpolicy
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -227,6 +228,22 @@ func TestPodsGoOnLoanOnlyWhereThereIsRoom(t *testing.T) {
 	s.World.See(build.Pod("web-1-20", build.OwnedBy(replicaSet), build.Seated("bj"), build.Created(s.World.Clock.Now())))
 	if _, err := s.pass(); len(s.Evicted) != 0 || err != nil {
 		t.Errorf("one is on its way there, and %v are recreated (error %v)", s.Evicted, err)
+	}
+}
+
+// TestPodsOfAnOrderedStatefulSetGoOnLoan: it creates no further pod until those that it has are
+// Ready. A ReplicaSet that has fewer pods than it wants cannot create them.
+func TestPodsOfAnOrderedStatefulSetGoOnLoan(t *testing.T) {
+	deployment := build.Deployment("web", build.Bound("p", ""), build.Replicas(3))
+	replicaSet := build.ReplicaSet("web-1", build.OwnedBy(deployment), build.Replicas(3))
+	set := build.StatefulSet("set", build.Bound("p", ""), build.Replicas(3))
+	objects := append(base(), deployment, replicaSet, set)
+	for name, owner := range map[string]build.Object{"web-1": replicaSet, "set": set} {
+		objects = append(objects, runningPod(name+"-0", "bj", 0, build.OwnedBy(owner)), stuck(name+"-1", "hz", time.Hour, owner))
+	}
+	s := newFixture(t, objects...)
+	if _, err := s.pass(); err != nil || !slices.Equal(s.Evicted, []string{"set-1"}) {
+		t.Errorf("%v are recreated, want set-1 (error %v)", s.Evicted, err)
 	}
 }
 

@@ -75,6 +75,12 @@ func (c *Check) Separate() *Domains {
 	return domainsOf(slices.DeleteFunc(slices.Clone(c.demand.Apart), func(rule Apart) bool { return rule.Skew > 0 }))
 }
 
+// Demand is the demand of the pod that is checked. It must not be changed.
+func (c *Check) Demand() *Demand { return c.demand }
+
+// Exclusive reports whether a node can have one pod of the workload at most.
+func (c *Check) Exclusive() bool { return len(c.demand.Ports) > 0 || c.Separate() != nil }
+
 func domainsOf(rules []Apart) *Domains {
 	if len(rules) == 0 {
 		return nil
