@@ -56,7 +56,7 @@ func TestWhatPodsSayReachesThePlan(t *testing.T) {
 		},
 		"anti-affinity: the node of hz has a pod of the workload": {
 			objects: each(join(base(), web("hz", "bj", "bj")), keepsApart),
-			message: `pods are on loan: NodeGroup "hz" can take none: the workload's pod anti-affinity or topology spread excludes its open nodes`,
+			message: `pods are surplus and stay: NodeGroup "hz" can take none: the workload's pod anti-affinity or topology spread excludes its open nodes`,
 		},
 		"the pods' own node selector allows bj only": {
 			objects: join(base(), each(web("bj", "bj", "bj", "bj", "bj"), chooses)),
@@ -72,7 +72,7 @@ func TestWhatPodsSayReachesThePlan(t *testing.T) {
 		},
 		"a deleted node": {
 			objects: join(base(), web("hz", "hz", "hz", "bj", "bj")), lost: "node-bj", evicted: []string{"web-1-4"},
-			message: "pods are on nodes that were deleted, and count in no NodeGroup: Kubernetes deletes them",
+			message: `pods are on nodes that were deleted, and count in no NodeGroup: Kubernetes deletes them; NodeGroups are left out, because they do not exist or have no node: "bj"`,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

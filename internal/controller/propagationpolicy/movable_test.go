@@ -36,7 +36,7 @@ func TestNoPodIsEvictedForAGroupThatIsClosedToIt(t *testing.T) {
 	if len(s.Evicted) != 0 || s.reason() != gm.ReasonNoFeasibleTarget {
 		t.Errorf("evicted %v, reason %s: the successor would wait for ever", s.Evicted, s.reason())
 	}
-	want := `Deployment "web": pods are on loan: NodeGroup "hz" can take none: its open nodes have taints that the pods do not tolerate`
+	want := `Deployment "web": pods are surplus and stay: NodeGroup "hz" can take none: its open nodes have taints that the pods do not tolerate`
 	if diff := cmp.Diff(want, s.message()); diff != "" {
 		t.Errorf("wrong message (-want +got):\n%s", diff)
 	}

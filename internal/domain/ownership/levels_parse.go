@@ -48,8 +48,7 @@ func ParseLevels(text string) (levels Levels, notes []string, err error) {
 		return Levels{}, nil, fmt.Errorf("%s is not a mapping: begin with the key %s", LevelsKey, levelKeys[0])
 	}
 	for _, key := range append(levelKeys[:], "noMatch", "migrate") {
-		_, has := file[key]
-		levels.Stated = levels.Stated || has
+		levels.Stated = levels.Stated || file[key] != nil
 	}
 	var errs []error
 	for _, key := range levelKeys {

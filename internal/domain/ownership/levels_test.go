@@ -231,7 +231,7 @@ func TestParseLevels(t *testing.T) {
 // TestTextsThatStateRules: a text without any setting of these is not one that wants no rules.
 func TestTextsThatStateRules(t *testing.T) {
 	for text, want := range map[string]bool{
-		"": false, "other: 1": false, "podgroupLevel: []": true, "podgroup-level-rules:": true, "noMatch: Root": true, "migrate: Never": true,
+		"": false, "other: 1": false, "podgroupLevel: []": true, "podgroup-level-rules:": false, "noMatch: Root": true, "migrate: Never": true,
 	} {
 		if levels, _, err := ParseLevels(text); err != nil || levels.Stated != want {
 			t.Errorf("%q: stated %t (%v), want %t", text, levels.Stated, err, want)

@@ -46,8 +46,6 @@ func (p *Plan) explain(w *Workload, all totals, blocked string) {
 		p.Spread.Message = fmt.Sprintf("pods of a %s are not moved", w.Ref.Kind)
 	case all.surplus > 0 && w.Mode != gm.ReschedulingEvict:
 		p.Spread.Message = fmt.Sprintf("pods are surplus and stay: rescheduling.mode is %s", w.Mode)
-	case p.Reason == gm.ReasonNoFeasibleTarget && all.onLoan == all.surplus:
-		p.Spread.Message = "pods are on loan: " + blocked
 	case p.Reason == gm.ReasonNoFeasibleTarget:
 		p.Spread.Message = "pods are surplus and stay: " + cmp.Or(blocked, "no NodeGroup may have more")
 	case p.Reason == gm.ReasonConverging:
@@ -57,7 +55,7 @@ func (p *Plan) explain(w *Workload, all totals, blocked string) {
 		}
 	case missing != "":
 		p.Reason = gm.ReasonNodeGroupsMissing
-		p.Spread.Message = "NodeGroups are left out, because they do not exist or have no node: " + missing
+		p.Spread.Message = leftOut + missing
 	case len(w.Spread.Away()) > 0:
 		p.Reason = gm.ReasonNodeGroupsAway
 		p.Spread.Message = "the other NodeGroups get the share of those that have had no Ready node for failover.afterSeconds: " + list(w.Spread.Away())
@@ -68,7 +66,12 @@ func (p *Plan) explain(w *Workload, all totals, blocked string) {
 		p.Reason = gm.ReasonConverging
 		p.Spread.Message = "pods are not Ready yet"
 	}
+	if missing != "" && p.Reason != gm.ReasonNodeGroupsMissing && w.Divided { // it may be the cause
+		p.Spread.Message += "; " + leftOut + missing
+	}
 }
+
+const leftOut = "NodeGroups are left out, because they do not exist or have no node: "
 
 // waits returns what the pods without a node wait for.
 func (t *totals) waits(groups []gm.GroupSpread) string {

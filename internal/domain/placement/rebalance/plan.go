@@ -39,9 +39,8 @@ type groupCount struct{ desired, current, ready, surplus, onLoan int }
 type totals struct {
 	// waiting is the number of pods without a node, gated of those at the scheduling gate.
 	waiting, gated int
-	// surplus is the number of pods that are to leave their groups, onLoan of those that
-	// stay because no group that lacks pods has room.
-	surplus, onLoan int
+	// surplus is the number of pods that are to leave their groups.
+	surplus int
 	// lost: pods are on nodes that were deleted.
 	lost bool
 	// pinned are the groups of waiting pods that can run in no other, and otherGates the gates
@@ -104,7 +103,6 @@ func NewPlan(w *Workload) Plan {
 			}
 			for group, n := range m.onLoan {
 				count(group).onLoan += n
-				all.onLoan += n
 			}
 			p.Evict = append(p.Evict, m.evict...)
 			if Severity(m.reason) > Severity(p.Reason) {

@@ -154,7 +154,7 @@ func TestNewPlan(t *testing.T) {
 		},
 		"nothing leaves while no group that lacks pods has room": {
 			observed: seen(pods(cohort("r", twoAndThree...)), roomIn("bj")), reason: gm.ReasonNoFeasibleTarget,
-			message: `on loan: NodeGroup "hz" can take none`,
+			message: `surplus and stay: NodeGroup "hz" can take none`,
 			groups:  []gm.GroupSpread{{Name: "bj", Desired: 2, Current: 3, Ready: 3, Surplus: 1, OnLoan: 1}, {Name: "hz", Desired: 3, Current: 2, Ready: 2}},
 		},
 		"of all surplus groups the one with most comes first": {
@@ -313,6 +313,11 @@ func TestNewPlan(t *testing.T) {
 			observed: seen(pods(cohort("r", times(5, "hz")...)), func(w *Workload) { w.Spread = threeToTwo("bj") }),
 			reason:   gm.ReasonNodeGroupsMissing,
 			groups:   []gm.GroupSpread{{Name: "hz", Desired: 5, Current: 5, Ready: 5}},
+		},
+		"a group that is missing is named beside another problem": {
+			observed: seen(pods(cohort("r", times(5, "sh")...)), roomIn("sh"), func(w *Workload) { w.Spread = threeToTwo("bj") }),
+			reason:   gm.ReasonNoFeasibleTarget, message: `NodeGroup "hz" can take none: it is full; NodeGroups are left out, because they do not exist or have no node: "bj"`,
+			groups: []gm.GroupSpread{{Name: "hz", Desired: 5}, {Name: "sh", Current: 5, Ready: 5, Surplus: 5}},
 		},
 		"all groups are missing: pods stay where they are": {
 			observed: seen(pods(cohort("r", "sh", "")), func(w *Workload) { w.Spread = threeToTwo("hz", "bj") }),
@@ -591,7 +596,7 @@ func TestPodsStayWithTheirVolumes(t *testing.T) {
 			`pods are surplus and stay: NodeGroup "hz" can take none: not read`, 0,
 		},
 		"another obstacle: the pods are on loan": {
-			noRoom, []string{"r-0", "r-1", "r-2", "r-3", "r-4"}, nil, `pods are on loan: NodeGroup "hz" can take none: it is full`, 3,
+			noRoom, []string{"r-0", "r-1", "r-2", "r-3", "r-4"}, nil, `pods are surplus and stay: NodeGroup "hz" can take none: it is full`, 3,
 		},
 	}
 	for name, tc := range tests {
