@@ -100,9 +100,9 @@ type survey struct {
 	// usable: the group is reached, its owner does not avoid it, and it is not filled by pods of
 	// the workload that no node can have two of.
 	usable []bool
-	// roomy: it is usable, and has room now. What terminating pods use counts as room. What pods
-	// on their way to it will use counts only if no node can have two of them; else a pod that
-	// finds none waits, and another group is looked for.
+	// roomy: it is usable, and has room now. What terminating pods use counts as room. The nodes
+	// that pods on their way to the group will take count as taken only if no node can have two of
+	// them; else a pod that finds no room waits, and another group is looked for.
 	roomy []bool
 	// open and room are numbers of nodes by class, see found. They are complete for a pod of
 	// which no node can have two.
