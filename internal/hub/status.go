@@ -83,7 +83,7 @@ type Writes struct {
 
 // Scope is one request, without its position, whose answer is kept.
 type Scope struct {
-	// Caller is who asks, and Request the path and the selectors.
+	// Caller is who asks, and Request the path and the selectors, those of Secrets without a name.
 	Caller  string `json:"caller"`
 	Request string `json:"request"`
 	// Representation is what the client accepts.
@@ -156,6 +156,9 @@ func scopeOf(c *cache.Scope) Scope {
 		if parts[2] != "" && !strings.HasPrefix(parts[1], "POST ") {
 			s.Request += "?" + parts[2]
 		}
+	}
+	if before, _, is := strings.Cut(s.Request, "/secrets"); is { // every process of the node may ask for the status
+		s.Request = before + "/secrets…"
 	}
 	return s
 }

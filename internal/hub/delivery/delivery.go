@@ -4,6 +4,8 @@ package delivery
 import (
 	"fmt"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 )
 
@@ -30,10 +32,10 @@ type Pod struct {
 }
 
 // Decide returns what becomes of a version of a pod. Deletions always reach the node, also of pods
-// that were held: the kubelet has to confirm them.
+// that were held: the kubelet has to confirm them. So do mirror pods: the node runs them from its own files.
 func Decide(p Pod) Verdict {
 	switch {
-	case p.Deleting, Waiting(p.Labels) == "", ownership.IgnoresMissing(p.Annotations):
+	case p.Deleting, Waiting(p.Labels) == "", ownership.IgnoresMissing(p.Annotations), p.Annotations[corev1.MirrorPodAnnotationKey] != "":
 		return Deliver
 	case p.Delivered:
 		return Freeze

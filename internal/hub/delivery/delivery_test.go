@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 )
 
@@ -34,6 +36,7 @@ func TestDecide(t *testing.T) {
 		"situation 3 of an OverridePolicy":   {override("a", "a"), nil, Deliver, Deliver, ""},
 		"a missing policy that is ignored":   {propagation("a", ""), ignore, Deliver, Deliver, `the PropagationPolicy "a"`},
 		"an annotation with another value":   {propagation("a", ""), map[string]string{gm.MissingPolicyAnnotation: "no"}, Hold, Freeze, `"a"`},
+		"a mirror pod":                       {propagation("a", ""), map[string]string{corev1.MirrorPodAnnotationKey: "hash"}, Deliver, Deliver, `"a"`},
 		"labels that are not about policies": {map[string]string{"app": "web"}, nil, Deliver, Deliver, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

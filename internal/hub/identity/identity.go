@@ -187,21 +187,42 @@ func (r *Recognizer) remember(by *x509.CertPool, key [sha256.Size]byte, chain []
 	r.verified[key] = v
 }
 
-// nameOf returns the identity that a token claims: the subject of a JWT, else a hash of the token. That
-// is made with the secret of the tokens, because it is on disk and in the status.
+// timely are the claims that differ from one token of somebody to the next.
+var timely = []string{"exp", "iat", "nbf", "jti", "auth_time", "nonce", "sid", "at_hash", "c_hash"}
+
+// ofAccount begins the subject of the tokens of ServiceAccounts.
+const ofAccount = "system:serviceaccount:"
+
+// nameOf returns the identity that a token claims, or for a token that is no JWT, a hash of it. Of a
+// ServiceAccount that is the subject. An API server may give others their rights by any claim, such as
+// groups, so all claims are part of theirs but those that are timely. A hash is made with the secret of
+// the tokens, because it is on disk and in the status.
 func (r *Recognizer) nameOf(token string) string {
 	if parts := strings.Split(token, "."); len(parts) == 3 {
-		var claims struct {
-			Issuer  string `json:"iss"`
-			Subject string `json:"sub"`
-		}
+		claims := map[string]any{}
 		payload, err := base64.RawURLEncoding.DecodeString(parts[1])
-		if err == nil && json.Unmarshal(payload, &claims) == nil && claims.Subject != "" {
-			return "subject:" + claims.Issuer + "#" + claims.Subject
+		if err == nil && json.Unmarshal(payload, &claims) == nil {
+			issuer, _ := claims["iss"].(string)
+			subject, _ := claims["sub"].(string)
+			switch {
+			case strings.HasPrefix(subject, ofAccount):
+				return "subject:" + issuer + "#" + subject
+			case subject != "":
+				for _, claim := range timely {
+					delete(claims, claim)
+				}
+				rest, err := json.Marshal(claims) // its keys are sorted
+				if err == nil {
+					return "subject:" + issuer + "+" + r.Tokens.hash(string(rest))[:claimsShown] + "#" + subject
+				}
+			}
 		}
 	}
 	return "token:" + r.Tokens.hash(token)
 }
+
+// claimsShown is how many digits of the hash of claims are part of an identity.
+const claimsShown = 32
 
 // maxTokens bounds the tokens that are remembered.
 const maxTokens = 10000

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"math/big"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 )
@@ -214,6 +215,17 @@ func TestTokens(t *testing.T) {
 		if got := name("Bearer " + token); len(got) != len("token:")+64 || got == name("Bearer "+token+"x") {
 			t.Errorf("%s is %q", token, got)
 		}
+	}
+	person := `{"iss":"https://a","sub":"jane","groups":["admins","staff"],"exp":%d,"iat":%d,"jti":"%d"}`
+	jane := name("Bearer " + jwt(fmt.Sprintf(person, 1, 1, 1)))
+	if again := name("Bearer " + jwt(fmt.Sprintf(person, 2, 2, 2))); again != jane || !strings.HasPrefix(jane, "subject:https://a+") {
+		t.Errorf("the next token of %q is %q", jane, again)
+	}
+	if fewer := name("Bearer " + jwt(`{"iss":"https://a","sub":"jane","groups":["staff"]}`)); fewer == jane {
+		t.Errorf("with fewer groups she is %q, too", fewer)
+	}
+	if user := (Caller{Name: jane}).User("n"); user != "jane" {
+		t.Errorf("her name is %q", user)
 	}
 	was := name("Bearer opaque")
 	if r.Tokens = NewTokens([]byte("another"), nil); name("Bearer opaque") == was {

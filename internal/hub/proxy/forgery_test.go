@@ -66,6 +66,31 @@ func TestOnlyTheAcceptedTokenIsTrusted(t *testing.T) {
 	}
 }
 
+// TestRequestsAsSomebodyElseAreRefused: without their headers they would be carried out with the rights of
+// the client itself.
+func TestRequestsAsSomebodyElseAreRefused(t *testing.T) {
+	n := newNode(t, wire.JSON)
+	var asked atomic.Int32
+	n.cloud.set(false, func(*http.Request) (int, string, io.ReadCloser) {
+		asked.Add(1)
+		return http.StatusOK, "application/json", io.NopCloser(strings.NewReader("{}"))
+	})
+	for _, caller := range []identity.Caller{identity.OfNode(), {Name: "admin", Token: "good"}} {
+		for _, name := range []string{"Impersonate-User", "Impersonate-Group", "Impersonate-Extra-Scopes"} {
+			r := httptest.NewRequestWithContext(t.Context(), http.MethodDelete, "/api/v1/namespaces/default/pods/a", nil)
+			r.Header.Set(name, "viewer")
+			w := httptest.NewRecorder()
+			n.answer(w, r, caller)
+			if w.Code != http.StatusForbidden || !strings.Contains(w.Body.String(), "kubectl --as") {
+				t.Errorf("%s with %s is answered %d %s", caller.Name, name, w.Code, w.Body)
+			}
+		}
+	}
+	if asked.Load() > 0 {
+		t.Errorf("%d requests were passed on", asked.Load())
+	}
+}
+
 // TestTokenWebsocketProtocolsAreStripped: only websocket protocols that carry a token are removed.
 func TestTokenWebsocketProtocolsAreStripped(t *testing.T) {
 	h := http.Header{"Sec-Websocket-Protocol": {"v5.channel.k8s.io, " + tokenProtocol + "YQ", "v4.channel.k8s.io"}}

@@ -483,7 +483,7 @@ const (
 	maxKey        = 4 << 10 // bytes
 	maxScopes     = 3000    // of the node
 	maxOthers     = 256     // of each other caller
-	maxRepeatable = 500     // of each caller: see isRepeatable
+	maxRepeatable = 500     // of each caller, of requests for tokens and of others: see isRepeatable
 	// ofOthers is the part of the cache's size that each other caller may take.
 	ofOthers = 8
 )
@@ -512,7 +512,10 @@ func (p *Proxy) makeRoomLocked(c *call) error {
 		most = maxScopes
 	}
 	if c.what.Kind == request.Write {
-		prefix, most = prefix+repeatablePrefix, maxRepeatable
+		prefix, most = prefix+repeatablePrefix+"/apis/", maxRepeatable
+		if c.what.Subresource == tokenSubresource {
+			prefix = c.caller.Name + "\n" + repeatablePrefix + "/api/"
+		}
 	}
 	var own []cache.Scope
 	size := int64(0)

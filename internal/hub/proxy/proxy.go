@@ -134,6 +134,11 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 
 // answer answers a request of a caller.
 func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, caller identity.Caller) {
+	if impersonates(r.Header) {
+		p.refuse(w, r, http.StatusForbidden, metav1.StatusReasonForbidden,
+			"the node's hub passes no request on as somebody else (kubectl --as): send it to the cloud's API server, or as who you are")
+		return
+	}
 	c := &call{Request: r.Clone(r.Context()), caller: caller, what: request.Of(r), began: time.Now()}
 	strip(c.Header)
 	if (c.what.Kind == request.Get || c.what.Kind == request.List) && acceptsGzip(r.Header) {
@@ -189,11 +194,22 @@ func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, caller identity.C
 	}
 }
 
-// strip takes headers away by which a client would be somebody else, and the encodings that it
-// accepts: the connection to the cloud has its own, unless an answer passes in its encoding.
+// impersonates reports whether a client wants to be somebody else for a request. Without these
+// headers the request would be carried out with the rights of the client itself.
+func impersonates(h http.Header) bool {
+	for name := range h {
+		if strings.HasPrefix(name, "Impersonate-") {
+			return true
+		}
+	}
+	return false
+}
+
+// strip takes headers away by which a proxy tells an API server who sends a request, and the encodings
+// that the client accepts: the connection to the cloud has its own, unless an answer passes in its encoding.
 func strip(h http.Header) {
 	for name := range h {
-		if strings.HasPrefix(name, "Impersonate-") || strings.HasPrefix(name, "X-Remote-") {
+		if strings.HasPrefix(name, "X-Remote-") {
 			h.Del(name)
 		}
 	}

@@ -15,7 +15,11 @@ import (
 	"sync"
 	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/request"
@@ -25,7 +29,12 @@ import (
 // begin with a path.
 const repeatablePrefix = "POST "
 
+// tokenSubresource is that of a ServiceAccount by which a token is made.
+const tokenSubresource = "token"
+
 const (
+	// maxTokenRequest bounds what is read of the body of a request for a token, in bytes.
+	maxTokenRequest = 4 << 10
 	// maxQuestion bounds the body of a request that isRepeatable, in bytes.
 	maxQuestion = 1 << 20
 	// questionWithin bounds how long a client may take for it.
@@ -41,7 +50,7 @@ func isRepeatable(method string, q *request.Request) bool {
 	}
 	switch q.Group {
 	case "":
-		return q.Resource == "serviceaccounts" && q.Subresource == "token"
+		return q.Resource == "serviceaccounts" && q.Subresource == tokenSubresource
 	case "authentication.k8s.io":
 		return q.Resource == "tokenreviews"
 	case "authorization.k8s.io":
@@ -92,6 +101,11 @@ func (p *Proxy) repeat(w http.ResponseWriter, c *call) {
 	}
 	switch response.StatusCode {
 	case http.StatusOK, http.StatusCreated:
+		if c.isUnauthenticated(answer) {
+			p.drop(c)
+			return
+		}
+		p.acceptMinted(c, q, response, answer)
 		p.refusals.end(c.key)
 		queued = p.keep(c, func(s *state) error {
 			defer answer.release()
@@ -102,6 +116,40 @@ func (p *Proxy) repeat(w http.ResponseWriter, c *call) {
 		})
 	case http.StatusForbidden, http.StatusNotFound:
 		p.drop(c)
+	}
+}
+
+// tokenTypes decodes what is asked and answered about tokens.
+var tokenTypes = func() runtime.Decoder {
+	scheme := runtime.NewScheme()
+	utilruntime.Must(authenticationv1.AddToScheme(scheme))
+	return serializer.NewCodecFactory(scheme).UniversalDeserializer()
+}()
+
+// isUnauthenticated reports whether a review says that nobody has a token: anybody can ask for any number of
+// these.
+func (c *call) isUnauthenticated(answer *kept) bool {
+	if c.what.Resource != "tokenreviews" || answer.tooLarge {
+		return false
+	}
+	object, _, err := tokenTypes.Decode(answer.body, nil, nil)
+	review, is := object.(*authenticationv1.TokenReview)
+	return err == nil && is && !review.Status.Authenticated
+}
+
+// acceptMinted remembers a token that the API server has just made, for itself as the audience: whoever gets
+// it may not have used it when the cloud goes away. A request that names no audience is for a token for the
+// API server.
+func (p *Proxy) acceptMinted(c *call, q *question, response *http.Response, answer *kept) {
+	if c.what.Subresource != tokenSubresource || response.StatusCode != http.StatusCreated || answer.tooLarge {
+		return
+	}
+	asked, _, err := tokenTypes.Decode(q.text(), nil, nil)
+	request, isRequest := asked.(*authenticationv1.TokenRequest)
+	made, _, errMade := tokenTypes.Decode(answer.body, nil, nil)
+	token, isToken := made.(*authenticationv1.TokenRequest)
+	if err == nil && errMade == nil && isRequest && isToken && len(request.Spec.Audiences) == 0 && token.Status.Token != "" {
+		p.Tokens.Accepted(token.Status.Token, time.Now())
 	}
 }
 
@@ -119,7 +167,7 @@ func (p *Proxy) refuseQuestion(w http.ResponseWriter, c *call, err error) {
 }
 
 // question is the body of a request that isRepeatable. It goes to the cloud as it comes, before anybody
-// knows whether the cloud accepts its sender, so nothing of it is kept but a sum.
+// knows whether the cloud accepts its sender, so nothing of it is kept but a sum, and a little of a request for a token.
 type question struct {
 	cancel context.CancelCauseFunc // of the request
 	over   func()                  // the time for the body does not count any more
@@ -127,7 +175,9 @@ type question struct {
 	mu    sync.Mutex
 	from  io.Reader
 	sum   hash.Hash
-	err   error // of the last read; io.EOF at the end
+	first []byte // up to maxTokenRequest, of a request for a token
+	most  int    // of first
+	err   error  // of the last read; io.EOF at the end
 	ended bool  // for the cloud
 }
 
@@ -139,6 +189,9 @@ func (p *Proxy) question(w http.ResponseWriter, c *call) (q *question, done func
 	q = &question{
 		cancel: cancel, over: func() { _ = controller.SetReadDeadline(time.Time{}) },
 		from: http.MaxBytesReader(w, c.Body, maxQuestion), sum: sha256.New(),
+	}
+	if c.what.Subresource == tokenSubresource {
+		q.most = maxTokenRequest
 	}
 	c.Request = c.WithContext(ctx)
 	c.Body = io.NopCloser(q)
@@ -161,6 +214,7 @@ func (q *question) readLocked(b []byte) (int, error) {
 	}
 	n, err := q.from.Read(b)
 	_, _ = q.sum.Write(b[:n]) // it never fails
+	q.first = append(q.first, b[:min(n, q.most-len(q.first))]...)
 	q.err = err
 	switch {
 	case errors.Is(err, io.EOF):
@@ -176,6 +230,13 @@ func (q *question) end() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.ended = true
+}
+
+// text returns the body of a request for a token, or its first part.
+func (q *question) text() []byte {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.first
 }
 
 // failure returns why the body could not be read; nil if that did not fail.

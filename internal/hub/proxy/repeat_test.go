@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -198,4 +199,89 @@ func (a *awaiting) RoundTrip(r *http.Request, asNode bool) (*http.Response, erro
 		<-a.answers
 	}
 	return response, err
+}
+
+// minting is a cloud that makes tokens for ServiceAccounts, and knows one token of somebody else.
+type minting struct {
+	Cloud
+
+	offline atomic.Bool
+}
+
+// RoundTrip implements Cloud.
+func (m *minting) RoundTrip(r *http.Request, _ bool) (*http.Response, error) {
+	if m.offline.Load() {
+		return nil, uplink.ErrOffline
+	}
+	asked, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, err
+	}
+	answer := fmt.Sprintf(`{"kind":"TokenReview","apiVersion":"authentication.k8s.io/v1","spec":{"token":"x"},"status":{"authenticated":%t}}`, bytes.Contains(asked, []byte("good")))
+	if strings.HasSuffix(r.URL.Path, "/token") {
+		audience := "https://issuer"
+		if bytes.Contains(asked, []byte("vault")) {
+			audience = "vault"
+		}
+		answer = fmt.Sprintf(`{"kind":"TokenRequest","apiVersion":"authentication.k8s.io/v1","spec":{"audiences":[%q]},"status":{"token":%q}}`, audience, "for "+audience)
+	}
+	return &http.Response{StatusCode: http.StatusCreated, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(answer))}, nil
+}
+
+// post sends a question of the node, and returns the code of the answer.
+func (n *node) post(path, body string) int {
+	n.Helper()
+	r := httptest.NewRequestWithContext(n.Context(), http.MethodPost, path, strings.NewReader(body))
+	r.Header.Set("Content-Type", "application/json")
+	w := httptest.NewRecorder()
+	n.answer(w, r, identity.OfNode())
+	n.Wait()
+	return w.Code
+}
+
+const tokenPath = "/api/v1/namespaces/default/serviceaccounts/default/token"
+
+func askToken(audiences string) string {
+	return `{"kind":"TokenRequest","apiVersion":"authentication.k8s.io/v1","spec":{"audiences":` + audiences + `}}`
+}
+
+// TestInventedTokensTakeNoPlace: anybody can send them to the kubelet's port, any number of times.
+func TestInventedTokensTakeNoPlace(t *testing.T) {
+	const path = "/apis/authentication.k8s.io/v1/tokenreviews"
+	n := newNode(t, wire.JSON)
+	cloud := &minting{Cloud: n.cloud}
+	n.Proxy.Cloud = cloud
+	review := func(token string) string {
+		return `{"kind":"TokenReview","apiVersion":"authentication.k8s.io/v1","spec":{"token":"` + token + `"}}`
+	}
+	n.post(tokenPath, askToken("[]"))
+	n.post(path, review("good"))
+	for i := range maxRepeatable + 10 {
+		n.post(path, review(fmt.Sprint("invented-", i)))
+	}
+	cloud.offline.Store(true)
+	if code := n.post(tokenPath, askToken("[]")); code != http.StatusCreated {
+		t.Errorf("without the cloud, the request for a token is answered %d", code)
+	}
+	if code := n.post(path, review("good")); code != http.StatusCreated {
+		t.Errorf("without the cloud, the review of a token that the cloud knows is answered %d", code)
+	}
+	if code := n.post(path, review("invented-1")); code != http.StatusServiceUnavailable {
+		t.Errorf("without the cloud, the review of an invented token is answered %d", code)
+	}
+}
+
+// TestATokenIsKnownOnceItWasMade: its holder may not have used it when the cloud goes away. One for another
+// audience is no token for the API server.
+func TestATokenIsKnownOnceItWasMade(t *testing.T) {
+	n := newNode(t, wire.JSON)
+	n.Proxy.Cloud = &minting{Cloud: n.cloud}
+	n.post(tokenPath, askToken("[]"))
+	n.post(tokenPath, askToken(`["vault"]`))
+	if !n.Tokens.Knows("for https://issuer") {
+		t.Error("the token that the kubelet got for a pod is not known")
+	}
+	if n.Tokens.Knows("for vault") {
+		t.Error("a token for another audience is known")
+	}
 }

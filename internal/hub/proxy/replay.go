@@ -33,6 +33,9 @@ const (
 	silentAfter = 40 * time.Second
 	// maxRefusal bounds what is read of the reason of a refusal, in bytes.
 	maxRefusal = 16 << 10
+	// forbiddenWithin is how long a write that is forbidden is sent again: an API server that starts has
+	// not read what it will allow.
+	forbiddenWithin = 5 * time.Minute
 	// leaseAttempts bounds the attempts to update a Lease that others change at the same time.
 	leaseAttempts = 3
 )
@@ -135,15 +138,20 @@ func (p *Proxy) Replay(ctx context.Context) {
 	}
 }
 
-// retry is when a write of an object that could not be sent is sent again, and the pause before that.
+// retry is when a write of an object that could not be sent is sent again, the pause before that, and since
+// when it is forbidden; zero if it is not.
 type retry struct {
-	at    time.Time
-	pause time.Duration
+	at        time.Time
+	pause     time.Duration
+	forbidden time.Time
 }
 
 // errRefused is the error of a write that the API server refuses, and will always refuse, or that the hub
 // cannot send.
 var errRefused = errors.New("the API server refuses it")
+
+// errForbidden is the error of a write that the API server forbids at the moment.
+var errForbidden = errors.New("the API server forbids it")
 
 // errOutdated is the error of a Lease that is not to be sent any more.
 var errOutdated = errors.New("it is outdated")
@@ -192,6 +200,15 @@ func (p *Proxy) replayAll(ctx context.Context, later map[string]retry, restAt ti
 		if caught := p.Panics.Do("sending a kept write", func() error { err = p.replayOne(ctx, &e); return nil }); caught != nil {
 			err = fmt.Errorf("%w: %w", errRefused, caught) // the next attempt would be no better, and later writes would wait
 		}
+		r := later[e.Object]
+		if errors.Is(err, errForbidden) {
+			if r.forbidden.IsZero() {
+				r.forbidden = time.Now()
+			}
+			if time.Since(r.forbidden) >= forbiddenWithin {
+				err = fmt.Errorf("%w: %w", errRefused, err)
+			}
+		}
 		switch {
 		case err == nil:
 			p.Journal.Done(e.Seq, journal.Replayed)
@@ -205,8 +222,9 @@ func (p *Proxy) replayAll(ctx context.Context, later map[string]retry, restAt ti
 			p.Journal.Done(e.Seq, journal.Outdated)
 		default:
 			p.Log.V(2).Info("A kept write could not be sent", "object", e.Object, "error", err.Error())
-			pause := min(max(replayAgain, 2*later[e.Object].pause), maxReplayAgain)
-			later[e.Object], waits[e.Object] = retry{time.Now().Add(pause), pause}, true
+			r.pause = min(max(replayAgain, 2*r.pause), maxReplayAgain)
+			r.at = time.Now().Add(r.pause)
+			later[e.Object], waits[e.Object] = r, true
 			if ctx.Err() != nil || errors.Is(err, uplink.ErrOffline) || errors.Is(err, errBusy) {
 				return sent, true
 			}
@@ -265,7 +283,11 @@ func errorOf(code int, answer []byte) error {
 	if status, err := wire.JSON.DecodeStatus(answer); err == nil {
 		message = status.Message
 	}
-	return fmt.Errorf("%w with %d: %s", errRefused, code, message)
+	is := errRefused
+	if code == http.StatusForbidden {
+		is = errForbidden
+	}
+	return fmt.Errorf("%w with %d: %s", is, code, message)
 }
 
 // replayLease renews the node's Lease in the cloud with the last renewal of the kubelet. The node must

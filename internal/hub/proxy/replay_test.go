@@ -184,7 +184,7 @@ func TestRefusedWritesDoNotBlockTheReplay(t *testing.T) {
 		// The pod is another one by now.
 		delete(e.server.objects, ownPodPath)
 		e.server.put(ownPodPath, aPod("web", "a", corev1.PodPending))
-		e.server.refuse = map[string]int{"/e-1": 422, "/e-2": 500, "/e-3": 403, "/e-4": 410}
+		e.server.refuse = map[string]int{"/e-1": 422, "/e-2": 500, "/e-3": 409, "/e-4": 410}
 	})
 	e.comeBack(eventsPath + "/e-2")
 	if got := live[*corev1.Pod](e, ownPodPath); got.Status.Phase != corev1.PodPending {
@@ -217,6 +217,27 @@ func TestRefusedWritesDoNotBlockTheReplay(t *testing.T) {
 	e.comeBack()
 	if got := live[*corev1.Event](e, eventsPath+"/e-2"); got.Count != 11 {
 		t.Errorf("the cloud has %+v", got)
+	}
+}
+
+// TestForbiddenWritesAreSentAgain: an API server that starts has not read what it will allow. What is
+// forbidden for longer is dropped.
+func TestForbiddenWritesAreSentAgain(t *testing.T) {
+	e := newEdge(t, wire.JSON)
+	for _, name := range []string{"e-0", "e-1"} {
+		e.do(http.MethodPost, eventsPath, "application/json", e.body(anEvent(name, 1), gvks["events"]))
+	}
+	e.server.lock(func() { e.server.refuse = map[string]int{"/e-0": 403, "/e-1": 403} })
+	e.comeBack(eventsPath+"/e-0", eventsPath+"/e-1")
+	e.server.lock(func() { e.server.refuse = map[string]int{"/e-1": 403} })
+	e.comeBack(eventsPath + "/e-1")
+	live[*corev1.Event](e, eventsPath+"/e-0")
+	if s := e.Journal.Summary(); s.Outcomes["Replayed"] != 1 || s.Outcomes["Refused"] != 0 || s.Waiting != 1 {
+		t.Errorf("the summary is %+v", s)
+	}
+	e.replayAll(t.Context(), map[string]retry{eventsPath + "/e-1": {forbidden: time.Now().Add(-forbiddenWithin)}}, time.Time{})
+	if s := e.Journal.Summary(); s.Outcomes["Refused"] != 1 || s.Waiting != 0 {
+		t.Errorf("after %s the summary is %+v", forbiddenWithin, s)
 	}
 }
 

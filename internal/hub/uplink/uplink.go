@@ -18,9 +18,10 @@ import (
 )
 
 const (
-	// askEvery is the time between two questions to the cloud while it is reachable, and askSoon
-	// while it is not, or when a request has just failed. A fifth is added by chance, so that the
-	// hubs of a pool do not ask in step.
+	// askEvery is the time between two questions to the cloud while it is reachable, and askSoon when a
+	// request has just failed. While the cloud is away, the time doubles from askSoon to askEvery: an API
+	// server that starts must not be asked by thousands of hubs each second. Up to a half is added by
+	// chance, so that they do not ask in step.
 	askEvery, askSoon = 10 * time.Second, time.Second
 	// answerWithin bounds the wait for an answer to a question.
 	answerWithin = 3 * time.Second
@@ -166,7 +167,7 @@ func (u *Uplink) transports(asNode bool) (transports, error) {
 // Run asks the cloud from time to time whether it is reachable, until ctx is done.
 func (u *Uplink) Run(ctx context.Context) {
 	pause := func(d time.Duration, early <-chan struct{}) bool {
-		timer := time.NewTimer(d + rand.N(d/5+1))
+		timer := time.NewTimer(d + rand.N(d/2+1))
 		defer timer.Stop()
 		select {
 		case <-ctx.Done():
@@ -176,15 +177,19 @@ func (u *Uplink) Run(ctx context.Context) {
 		}
 		return true
 	}
-	for {
+	for soon := u.askSoon; ; {
 		u.ask(ctx)
 		select {
 		case <-u.hurry: // by this question
 		default:
 		}
-		if !pause(u.askSoon, nil) {
+		if e, _ := u.Evidence(); e.State != Offline || e.Answers > 0 {
+			soon = u.askSoon
+		}
+		if !pause(soon, nil) {
 			return
 		}
+		soon = min(2*soon, askEvery)
 		if e, _ := u.Evidence(); e.State == Online && e.Failures == 0 && !pause(askEvery-askSoon, u.hurry) {
 			return
 		}
