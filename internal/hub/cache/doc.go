@@ -12,7 +12,7 @@
 // A write that has returned survives a kill of the process. A power failure can lose the writes
 // of the last SyncEvery and of the fsync calls then in progress: the scope then has an earlier
 // state. A scope that was removed within that time can come back. Close makes all of it durable, and
-// Writer.Flush waits until it is.
+// Writer.Flush waits until it is. Only what Writer.Advance sets waits in memory for the next event.
 //
 // A state can be older than the last event: View.Written says when it was written, and
 // View.Stale whether this process failed to write a later one. The caller decides whether to

@@ -40,6 +40,8 @@ type state struct {
 	// live is the size of what a rewritten log would have, apart from the heads.
 	live    int64
 	written time.Time
+	// isAhead is true if the head, and written, are newer than those in the log.
+	isAhead bool
 	// age of the last record, see Store.age.
 	age time.Duration
 	// used is the wall time of the last record.

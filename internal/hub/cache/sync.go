@@ -199,7 +199,8 @@ func (s *Store) removeIdle() {
 	}
 }
 
-// saveUses writes when scopes were used, where the log is behind by the given time or more.
+// saveUses writes when scopes were used, where the log is behind by the given time or more, and heads that
+// are not in the log.
 // Scopes that are being written, or that cannot be, are left out.
 func (s *Store) saveUses(behind time.Duration) {
 	if s.begin() != nil {
@@ -209,7 +210,7 @@ func (s *Store) saveUses(behind time.Duration) {
 	s.mu.Lock()
 	var late []*scope
 	for _, sc := range s.scopes {
-		if sc.log != nil && !sc.log.sealed && sc.usedAge-sc.state.age >= behind {
+		if sc.log != nil && !sc.log.sealed && (sc.state.isAhead || sc.usedAge-sc.state.age >= behind) {
 			late = append(late, sc)
 		}
 	}
@@ -227,6 +228,9 @@ func (s *Store) saveUse(sc *scope) {
 	s.mu.Lock()
 	l, r := sc.log, record{kind: kindUsed, wall: sc.used, age: sc.usedAge}
 	usable := l != nil && !l.sealed
+	if usable && sc.state.isAhead {
+		r.kind, r.wall, r.head = kindHead, sc.state.written, sc.state.head
+	}
 	s.mu.Unlock()
 	if !usable {
 		return

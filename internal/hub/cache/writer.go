@@ -231,9 +231,30 @@ func (w *Writer) Delete(id string, head []byte) error {
 	return w.write(record{kind: kindDelete, id: []byte(id), head: head})
 }
 
-// SetHead stores the head.
-func (w *Writer) SetHead(head []byte) error {
-	return w.write(record{kind: kindHead, head: head})
+// Advance sets the head, without an item. It reaches the disk with the next event, within an hour of use, or by
+// Close: after a kill, the scope may have the head of its last event.
+func (w *Writer) Advance(head []byte) error {
+	s, sc := w.store, w.scope
+	if err := s.begin(); err != nil {
+		return err
+	}
+	defer s.end()
+	sc.io.Lock() // a log that is being rewritten has the head of before
+	defer sc.io.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case w.ended != nil && !errors.Is(w.ended, ErrSuperseded):
+		return fmt.Errorf("%w: %w", ErrSuperseded, w.ended)
+	case w.ended != nil:
+		return w.ended
+	case len(head) > maxText:
+		return fmt.Errorf("%w: a head of more than %d bytes", ErrTooLarge, maxText)
+	}
+	t := s.nowLocked()
+	sc.state.head, sc.state.written, sc.state.isAhead = append([]byte(nil), head...), t.wall, true
+	s.touchLocked(sc, t)
+	return nil
 }
 
 func (w *Writer) write(r record) error {
@@ -385,7 +406,7 @@ func (s *Store) apply(sc *scope, l *log, event []record, offset int64, failed er
 	last := event[len(event)-1]
 	st.age, st.used = last.age, last.wall
 	if last.kind != kindUsed {
-		st.head, st.written = append([]byte(nil), last.head...), last.wall
+		st.head, st.written, st.isAhead = append([]byte(nil), last.head...), last.wall, false
 		s.touchLocked(sc, s.nowLocked())
 	}
 	return s.shrinkLocked(sc), nil

@@ -388,7 +388,7 @@ func (s *stream) storeEvent(st *state, kind watch.EventType, object []byte, m *w
 	st.head.ResourceVersion = m.ResourceVersion
 	switch {
 	case object == nil || kind == watch.Bookmark:
-		return st.writer.SetHead(st.head.encode())
+		return st.writer.Advance(st.head.encode()) // the disk stays at rest
 	case kind == watch.Deleted:
 		return st.writer.Delete(id(m), st.head.encode())
 	default:
