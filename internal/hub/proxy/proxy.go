@@ -188,7 +188,7 @@ func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, caller identity.C
 			p.write(w, c, o)
 			return
 		}
-		p.pass(w, c)
+		p.change(w, c)
 	case request.Stream:
 		p.pass(w, c)
 	}
