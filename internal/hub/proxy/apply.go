@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	jsonpatch "github.com/evanphx/json-patch/v5"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
@@ -30,10 +31,10 @@ type typed interface {
 	metav1.Object
 }
 
-// codecs encode and decode the kinds of which writes are kept.
+// codecs encode and decode the kinds of which writes are kept, and those about tokens.
 var codecs = func() serializer.CodecFactory {
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, coordinationv1.AddToScheme, eventsv1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, coordinationv1.AddToScheme, eventsv1.AddToScheme, authenticationv1.AddToScheme} {
 		if err := add(scheme); err != nil {
 			panic(err) // two kinds of one name: no test would pass
 		}

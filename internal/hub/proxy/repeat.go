@@ -17,9 +17,6 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/request"
@@ -119,20 +116,13 @@ func (p *Proxy) repeat(w http.ResponseWriter, c *call) {
 	}
 }
 
-// tokenTypes decodes what is asked and answered about tokens.
-var tokenTypes = func() runtime.Decoder {
-	scheme := runtime.NewScheme()
-	utilruntime.Must(authenticationv1.AddToScheme(scheme))
-	return serializer.NewCodecFactory(scheme).UniversalDeserializer()
-}()
-
 // isUnauthenticated reports whether a review says that nobody has a token: anybody can ask for any number of
 // these.
 func (c *call) isUnauthenticated(answer *kept) bool {
 	if c.what.Resource != "tokenreviews" || answer.tooLarge {
 		return false
 	}
-	object, _, err := tokenTypes.Decode(answer.body, nil, nil)
+	object, _, err := codecs.UniversalDeserializer().Decode(answer.body, nil, nil)
 	review, is := object.(*authenticationv1.TokenReview)
 	return err == nil && is && !review.Status.Authenticated
 }
@@ -144,9 +134,9 @@ func (p *Proxy) acceptMinted(c *call, q *question, response *http.Response, answ
 	if c.what.Subresource != tokenSubresource || response.StatusCode != http.StatusCreated || answer.tooLarge {
 		return
 	}
-	asked, _, err := tokenTypes.Decode(q.text(), nil, nil)
+	asked, _, err := codecs.UniversalDeserializer().Decode(q.text(), nil, nil)
 	request, isRequest := asked.(*authenticationv1.TokenRequest)
-	made, _, errMade := tokenTypes.Decode(answer.body, nil, nil)
+	made, _, errMade := codecs.UniversalDeserializer().Decode(answer.body, nil, nil)
 	token, isToken := made.(*authenticationv1.TokenRequest)
 	if err == nil && errMade == nil && isRequest && isToken && len(request.Spec.Audiences) == 0 && token.Status.Token != "" {
 		p.Tokens.Accepted(token.Status.Token, time.Now())
