@@ -168,7 +168,7 @@ type question struct {
 	first []byte // up to maxTokenRequest, of a request for a token
 	most  int    // of first
 	err   error  // of the last read; io.EOF at the end
-	ended bool  // for the cloud
+	ended bool   // for the cloud
 }
 
 // question lets a request send its body as a question. Call done when it is answered.
