@@ -51,6 +51,14 @@ func (n *Snapshot) Add(id string, value []byte) error {
 	return nil
 }
 
+// Size returns how many bytes the snapshot has so far.
+func (n *Snapshot) Size() int64 {
+	if n.draft == nil {
+		return 0
+	}
+	return n.draft.size()
+}
+
 // check returns an error if a record makes the snapshot too large.
 func (n *Snapshot) check(r record) error {
 	if err := checkSizes(&n.draft.codec, r); err != nil {

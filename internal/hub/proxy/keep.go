@@ -312,7 +312,11 @@ func (s *stream) begin() {
 // finish ends the keeping of what a stream brings. What is kept stays.
 func (s *stream) finish() {
 	if s.isInitial || s.isIncomplete {
-		s.queues.add(s.key, 0, func(*state) { s.dropSnapshot() })
+		s.queues.tasks.Go(func() {
+			for !s.queues.add(s.key, spaceWithin, func(*state) { s.dropSnapshot() }) {
+				time.Sleep(againAfter) // it has a file, and what waits before it is worked on
+			}
+		})
 	}
 }
 

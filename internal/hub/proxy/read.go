@@ -353,7 +353,7 @@ func (p *Proxy) storeChunk(s *state, c *call, list *wire.List, h *head) (err err
 		}
 	}
 	if list.Continue != "" {
-		p.chunks.put(c.key, list.Continue, snapshot)
+		p.chunks.put(c.key, list.Continue, snapshot, p.MaxBytes/ofChunked)
 		return nil
 	}
 	done, err := p.makeRoom(c)
@@ -381,16 +381,18 @@ func isTable(text []byte) bool {
 // id is that of an object among those of its kind.
 func id(m *wire.Meta) string { return m.Namespace + "/" + m.Name }
 
-// maxChunked bounds the lists of which more chunks are awaited, and chunkWithin how long they are.
+// Bounds on the lists of which more chunks are awaited: their number, their part of the cache's size, and how
+// long they are. A client may leave any number of lists in the middle.
 const (
 	maxChunked  = 32
+	ofChunked   = 2
 	chunkWithin = 5 * time.Minute
 )
 
-// chunks are the lists of which more chunks are awaited.
+// chunks are the lists of which more chunks are awaited, one of a scope.
 type chunks struct {
 	mu      sync.Mutex
-	waiting []chunked
+	waiting []chunked // the oldest first
 }
 
 type chunked struct {
@@ -412,13 +414,38 @@ func (s *chunks) take(key, next string) *cache.Snapshot {
 	return snapshot
 }
 
-// put keeps a list until its next chunk comes. The oldest of too many is dropped.
-func (s *chunks) put(key, next string, snapshot *cache.Snapshot) {
+// put keeps a list until its next chunk comes, for chunkWithin. Another one of the scope is dropped, and the oldest
+// ones while they have more bytes than most, which is no bound if it is 0.
+func (s *chunks) put(key, next string, snapshot *cache.Snapshot, most int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.dropLocked(func(w chunked) bool { return w.key == key })
 	s.waiting = append(s.waiting, chunked{key, next, snapshot, time.Now()})
-	for len(s.waiting) > maxChunked || time.Since(s.waiting[0].at) > chunkWithin {
+	size := int64(0)
+	for _, w := range s.waiting {
+		size += w.snapshot.Size()
+	}
+	for len(s.waiting) > maxChunked || most > 0 && size > most && len(s.waiting) > 0 {
+		size -= s.waiting[0].snapshot.Size()
 		s.waiting[0].snapshot.Abort()
 		s.waiting = slices.Delete(s.waiting, 0, 1)
 	}
+	time.AfterFunc(chunkWithin, s.expire)
+}
+
+// expire drops the lists whose next chunk has not come in time.
+func (s *chunks) expire() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.dropLocked(func(w chunked) bool { return time.Since(w.at) >= chunkWithin })
+}
+
+func (s *chunks) dropLocked(is func(chunked) bool) {
+	s.waiting = slices.DeleteFunc(s.waiting, func(w chunked) bool {
+		drop := is(w)
+		if drop {
+			w.snapshot.Abort()
+		}
+		return drop
+	})
 }
