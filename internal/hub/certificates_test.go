@@ -16,6 +16,7 @@ import (
 
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/config"
+	"github.com/atoll-k8s/atoll/internal/hub/identity"
 	"github.com/atoll-k8s/atoll/internal/machinery/certs"
 )
 
@@ -157,13 +158,13 @@ func TestTokensFileDropsRefusedTokens(t *testing.T) {
 	tokens, save := readTokens(path, logr.Discard())
 	tokens.Accepted("old", time.Now())
 	save()
-	tokens.Refused("old")
+	refuse(tokens, "old")
 	tokens.Accepted("new", time.Now())
 	save()
 	if again, _ := readTokens(path, logr.Discard()); !again.Knows("new") || again.Knows("old") {
 		t.Errorf("after a restart the new token is known: %t, the old one: %t", again.Knows("new"), again.Knows("old"))
 	}
-	tokens.Refused("new")
+	refuse(tokens, "new")
 	save()
 	if again, _ := readTokens(path, logr.Discard()); again.Knows("new") {
 		t.Error("after a restart the last token is known, which was refused")
@@ -196,7 +197,7 @@ func TestATokenIsKeptWithinASecond(t *testing.T) {
 		if saves > 13 {
 			t.Errorf("in eleven seconds the tokens were written %d times", saves)
 		}
-		tokens.Refused("first")
+		refuse(tokens, "first")
 		if time.Sleep(time.Second); onDisk("first") {
 			t.Error("a second after it was refused, a token is on disk")
 		}
@@ -249,4 +250,11 @@ func TestACacheThatCannotBeOpened(t *testing.T) {
 	if err := done(); err != nil {
 		t.Error(err)
 	}
+}
+
+// refuse refuses a token for long enough that it is forgotten.
+func refuse(tokens *identity.Tokens, token string) {
+	now := time.Now()
+	tokens.Refused(token, now)
+	tokens.Refused(token, now.Add(time.Hour))
 }

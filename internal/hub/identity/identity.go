@@ -236,6 +236,8 @@ type Tokens struct {
 
 	mu    sync.Mutex
 	known map[string]time.Time // when it was last accepted, by hash
+	// refused is since when known tokens are refused, by hash.
+	refused map[string]time.Time
 }
 
 // NewTokens returns a memory of tokens with what Known returned earlier.
@@ -260,6 +262,7 @@ func (t *Tokens) Accepted(token string, at time.Time) (isNew bool) {
 	hash := t.hash(token)
 	_, known := t.known[hash]
 	t.known[hash] = at
+	delete(t.refused, hash)
 	if !known {
 		t.tell()
 	}
@@ -271,17 +274,33 @@ func (t *Tokens) Accepted(token string, at time.Time) (isNew bool) {
 			}
 		}
 		delete(t.known, oldest)
+		delete(t.refused, oldest)
 	}
 	return !known
 }
 
-// Refused forgets a token that an API server refused.
-func (t *Tokens) Refused(token string) {
+// forgetAfter is for how long an API server must refuse a token, with no success in between, until it is
+// forgotten. One that starts may refuse all for a moment.
+const forgetAfter = time.Minute
+
+// Refused notes that an API server refused a token. It is forgotten once that lasts for forgetAfter.
+func (t *Tokens) Refused(token string, at time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	hash := t.hash(token)
-	if _, known := t.known[hash]; known {
+	if _, known := t.known[hash]; !known {
+		return
+	}
+	since, is := t.refused[hash]
+	switch {
+	case !is:
+		if t.refused == nil {
+			t.refused = map[string]time.Time{}
+		}
+		t.refused[hash] = at
+	case at.Sub(since) >= forgetAfter:
 		delete(t.known, hash)
+		delete(t.refused, hash)
 		t.tell()
 	}
 }

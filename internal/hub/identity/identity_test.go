@@ -249,7 +249,17 @@ func TestTokensAreKnownOnceAccepted(t *testing.T) {
 	if NewTokens([]byte("another"), tokens.Known()).Knows("a") {
 		t.Error("what is kept is enough to know a token")
 	}
-	again.Refused("a")
+	again.Refused("a", now)
+	again.Refused("a", now.Add(forgetAfter-time.Second))
+	if !again.Knows("a") {
+		t.Error("an API server that starts refuses a token for a moment, and it is forgotten")
+	}
+	again.Accepted("a", now)
+	again.Refused("a", now.Add(forgetAfter))
+	if !again.Knows("a") {
+		t.Error("it was accepted in between, and is forgotten")
+	}
+	again.Refused("a", now.Add(2*forgetAfter))
 	if again.Knows("a") {
 		t.Error("a token that was refused is known")
 	}

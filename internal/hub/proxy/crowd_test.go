@@ -203,7 +203,8 @@ func TestWatchesAreBounded(t *testing.T) {
 			for _, isNew := range []bool{false, true} {
 				n.Tokens.Accepted(reader.Token, time.Now())
 				if isNew {
-					n.Tokens.Refused(reader.Token)
+					n.Tokens.Refused(reader.Token, time.Now())
+					n.Tokens.Refused(reader.Token, time.Now().Add(time.Hour))
 				}
 				began := time.Now()
 				if w := n.askAs(reader, podsOfNode+"&watch=1&resourceVersion=1"); w.Code != http.StatusTooManyRequests || time.Since(began) > 0 {

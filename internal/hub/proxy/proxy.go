@@ -258,7 +258,7 @@ func (p *Proxy) send(c *call, r *http.Request) (*http.Response, error) {
 		return response, err
 	}
 	if response.StatusCode == http.StatusUnauthorized {
-		p.Tokens.Refused(c.caller.Token)
+		p.Tokens.Refused(c.caller.Token, time.Now())
 	} else if c.isProof(response) {
 		p.Tokens.Accepted(c.caller.Token, time.Now())
 	}
