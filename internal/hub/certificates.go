@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"net/http"
 	"path/filepath"
 	"sync"
@@ -88,7 +89,14 @@ func newNodeCertificate(c *config.Configuration, send func(*http.Request, bool) 
 	}
 	v := files.NewValue("the node's certificate", parse, log, c.Cloud.CertificateFile, c.Cloud.KeyFile)
 	_ = v.Read() // it is logged, and Follow reads on
-	return &nodeCertificate{v.Get, v.Follow, func() (time.Time, error) {
+	valid := func() (*tls.Certificate, error) {
+		pair, err := v.Get()
+		if err == nil && time.Now().After(pair.Leaf.NotAfter) { // the cloud would refuse each request of the node with 401
+			return nil, fmt.Errorf("that of cloud.certificateFile has expired at %s: have it renewed", pair.Leaf.NotAfter.UTC().Format(time.RFC3339))
+		}
+		return pair, err
+	}
+	return &nodeCertificate{valid, v.Follow, func() (time.Time, error) {
 		pair, err := v.Get()
 		if err != nil {
 			return time.Time{}, err

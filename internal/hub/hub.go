@@ -62,6 +62,9 @@ const (
 	// saveAfter is the least time between two writes of the known tokens, saveEvery the most between two
 	// attempts, and rewriteEvery how long the times at which they were accepted may be wrong on disk.
 	saveAfter, saveEvery, rewriteEvery = time.Second, 10 * time.Second, time.Hour
+	// renewWithin is for how long after an outage a certificate that has expired is accepted: its client renews it
+	// with it.
+	renewWithin = time.Hour
 	// secretSize is the size of the secret with which tokens are hashed, in bytes.
 	secretSize = 32
 )
@@ -114,7 +117,9 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed 
 	cloud = uplink.New(uplink.Options{
 		Servers: servers, Roots: followed.cloudRoots, NodeCertificate: node.get, NodeName: c.NodeName, Return: c.Cloud.ReturnWithin.Duration, Log: log.WithName("uplink"),
 	})
-	store, done, err := openCache(filepath.Join(c.Directory, "cache"), c.Cache, cache.Options{Panics: caught, Log: log.WithName("cache"), Fail: changed.fail})
+	store, done, err := openCache(filepath.Join(c.Directory, "cache"), c.Cache, cache.Options{
+		ShareOf: proxy.Shares(c.Cache.MaxSize.Value(), c.Services.Clients), Panics: caught, Log: log.WithName("cache"), Fail: changed.fail,
+	})
 	if err != nil {
 		return err
 	}
@@ -135,9 +140,9 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed 
 	p := &proxy.Proxy{
 		Filter: services, Pods: services, Panics: caught,
 		Cloud: cloud, Cache: store, Tokens: tokens, Journal: writes, Log: log.WithName("proxy"), MaxBytes: c.Cache.MaxSize.Value(),
-		Recognizer: &identity.Recognizer{NodeName: c.NodeName, Tokens: tokens, ClientRoots: followed.clientRoots, Now: time.Now, Online: func() bool {
+		Recognizer: &identity.Recognizer{NodeName: c.NodeName, Tokens: tokens, ClientRoots: followed.clientRoots, Now: time.Now, Renews: func() bool {
 			e, _ := cloud.Evidence()
-			return e.State == uplink.Online
+			return e.State == uplink.Online && time.Since(e.Returned) > renewWithin
 		}},
 	}
 	p.LearnKept()
@@ -180,9 +185,11 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed 
 	})
 	for what, run := range map[string]func(context.Context){
 		"asking the cloud": cloud.Run, "following files": followed.run, "the certificate of the node": node.run, "the serving certificate": serving.run, "sending kept writes": p.Replay,
-		"telling of held pods": p.TellOfHeld,
-		"following Services":   func(ctx context.Context) { services.Run(ctx, p.Follow) },
-		"keeping tokens":       func(ctx context.Context) { keepTokens(ctx, tokens, save) },
+		"telling of held pods":                 p.TellOfHeld,
+		"keeping what kubectl reads first":     p.KeepDiscovery,
+		"following Services":                   func(ctx context.Context) { services.Run(ctx, p.Follow) },
+		"removing what pods had that are gone": func(ctx context.Context) { every(ctx, proxy.RetainEvery, p.Retain) },
+		"keeping tokens":                       func(ctx context.Context) { keepTokens(ctx, tokens, save) },
 	} {
 		background.Go(func() { caught.Keep(ctx, what, run) })
 	}

@@ -20,8 +20,8 @@ import (
 var (
 	// ErrNotFound: the scope, or the item, is not in the store.
 	ErrNotFound = errors.New("not found")
-	// ErrTooLarge: the scope would exceed half of Options.MaxBytes, the frame of an item
-	// 32 MiB, or a key, a head or an id 64 KiB.
+	// ErrTooLarge: the scope would exceed half of Options.MaxBytes or of its Share, the frame of
+	// an item 32 MiB, a head or an id 64 KiB, or a key 4 KiB.
 	ErrTooLarge = errors.New("too large to be stored")
 	// ErrSuperseded: the scope has another writer, or was removed, or a write of it failed.
 	ErrSuperseded = errors.New("the writer was superseded")
@@ -36,6 +36,8 @@ var (
 )
 
 const (
+	// maxKey bounds a key, in bytes: all keys are in memory.
+	maxKey = 4 << 10
 	// minDead is how many dead bytes a log may have however small the scope is.
 	minDead = 64 << 10
 	// usedEvery is how exactly the time of the last use is known after a kill.
@@ -47,17 +49,21 @@ const (
 // Options of a store. A zero field means the default.
 type Options struct {
 	// MaxBytes bounds the sum of the logs. Above it, the scopes that were used longest ago are
-	// removed. One scope may have half of it. Until a replaced log is removed, which takes up
-	// to SyncEvery and the time of the fsync calls, the disk holds both logs. The default is
-	// 256 MiB.
+	// removed, of the owner that Share.Rank tells. One scope may have half of it. Until a replaced
+	// log is removed, which takes up to SyncEvery and the time of the fsync calls, the disk holds
+	// both logs. The default is 256 MiB.
 	MaxBytes int64
 	// MaxScopes bounds the number of scopes, and so of open files and of the memory for keys,
 	// like MaxBytes. The default is 4096.
 	MaxScopes int
-	// MaxIdle is after how long without any use a scope is removed. Only time during which the
-	// store is open counts, so that no jump of the clock, and no time that the node was off,
-	// removes anything. The default is 30 days.
+	// MaxIdle is after how long without any use of one of its scopes all scopes of an owner are
+	// removed, if its Share has rank 0. Only time during which the store is open counts, so that
+	// no jump of the clock, and no time that the node was off, removes anything. The default is
+	// 30 days.
 	MaxIdle time.Duration
+	// ShareOf returns the share of the owner of a key. nil means that all scopes have one owner,
+	// with the zero Share. It must not use the store.
+	ShareOf func(key string) Share
 	// SyncEvery is the least time between two rounds of fsync. The default is 1 s.
 	SyncEvery time.Duration
 	// Key encrypts with AES-256-GCM. It has 32 bytes; nil means no encryption. Logs of another
@@ -92,7 +98,9 @@ type Store struct {
 	mu     sync.Mutex
 	closed bool
 	scopes map[string]*scope
+	owners map[string]*usage
 	bytes  int64  // the sum of the sizes of the logs
+	logs   int    // their number
 	last   uint64 // number of the newest file
 
 	// age is for how long this directory was open in a store, in all. No two uses have the same
@@ -116,7 +124,8 @@ type Store struct {
 
 // scope is one scope. It is in Store.scopes while it has a log or a pin.
 type scope struct {
-	key string
+	key   string
+	share Share
 
 	// io is held while the log is written or replaced. It is locked before Store.mu.
 	io sync.Mutex
@@ -187,7 +196,7 @@ func open(dir directory, secrets secrets, o Options) (*Store, error) {
 		max: o, dir: dir, secrets: secrets, log: o.Log,
 		wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
 		usedEvery: max(time.Second, min(usedEvery, o.MaxIdle/8)),
-		scopes:    map[string]*scope{}, dirty: map[*log]*scope{}, next: newRound(),
+		scopes:    map[string]*scope{}, owners: map[string]*usage{}, dirty: map[*log]*scope{}, next: newRound(),
 		asOf: o.Now(),
 	}
 	names, err := dir.List()
@@ -202,7 +211,10 @@ func open(dir directory, secrets secrets, o Options) (*Store, error) {
 		return nil, err
 	}
 	s.mu.Lock()
-	over := s.shrinkLocked(nil)
+	var over []garbage
+	for owner := range s.owners {
+		over = append(over, s.shrinkLocked(owner)...)
+	}
 	s.mu.Unlock()
 	s.remove(over)
 	s.removeIdle()
@@ -283,11 +295,9 @@ func (s *Store) loadOne(d *loader, name, base string) (*scope, error) {
 		s.remove([]garbage{{names: []string{name}}})
 		return nil, nil
 	}
-	l.refs = 1
-	sc := &scope{key: key, log: l, state: st, stale: ErrReopened, used: st.used, usedAge: st.age}
+	sc := &scope{key: key, share: s.shareOf(key), stale: ErrReopened, used: st.used, usedAge: st.age}
 	s.scopes[key] = sc
-	s.bytes += l.size
-	s.dirty[l] = sc
+	s.attachLocked(sc, l, st)
 	return sc, nil
 }
 
@@ -376,11 +386,25 @@ func (s *Store) touchLocked(sc *scope, t times) {
 func (s *Store) View(key string) (*View, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	v, err := s.viewLocked(key)
+	if err == nil {
+		s.touchLocked(v.scope, s.nowLocked())
+	}
+	return v, err
+}
+
+// Peek is View, but does not count as a use.
+func (s *Store) Peek(key string) (*View, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.viewLocked(key)
+}
+
+func (s *Store) viewLocked(key string) (*View, error) {
 	sc, err := s.findLocked(key)
 	if err != nil {
 		return nil, err
 	}
-	s.touchLocked(sc, s.nowLocked())
 	sc.log.refs++
 	sc.state.shared = true
 	return &View{store: s, scope: sc, log: sc.log, head: sc.state.head, items: sc.state.items, written: sc.state.written, stale: sc.stale}, nil
@@ -487,15 +511,6 @@ func (s *Store) dropLocked(sc *scope, cause error) []garbage {
 	return []garbage{rest}
 }
 
-// detachLocked takes the log away from a scope. The caller releases it.
-func (s *Store) detachLocked(sc *scope) *log {
-	l := sc.log
-	delete(s.dirty, l)
-	s.bytes -= l.size
-	sc.log, sc.state = nil, nil
-	return l
-}
-
 // forgetLocked removes a scope that has no state, unless a Commit is about to give it one.
 func (s *Store) forgetLocked(sc *scope) {
 	if sc.log == nil && sc.pins == 0 && s.scopes[sc.key] == sc {
@@ -528,32 +543,6 @@ func (s *Store) failLocked(sc *scope, cause error) {
 	s.endWriterLocked(sc, cause)
 	if sc.log != nil {
 		sc.stale = cause
-	}
-}
-
-// shrinkLocked drops scopes until the bounds are kept, except for one. It returns what is to
-// be removed.
-func (s *Store) shrinkLocked(keep *scope) (rest []garbage) {
-	if s.bytes <= s.max.MaxBytes && len(s.scopes) <= s.max.MaxScopes {
-		return nil
-	}
-	for {
-		var oldest *scope
-		count := 0
-		for _, sc := range s.scopes {
-			if sc.log == nil {
-				continue
-			}
-			count++
-			if sc != keep && (oldest == nil || sc.usedAge < oldest.usedAge) {
-				oldest = sc
-			}
-		}
-		if oldest == nil || s.bytes <= s.max.MaxBytes && count <= s.max.MaxScopes {
-			return rest
-		}
-		s.log.V(2).Info("A scope is removed to keep the bounds of the cache", "bytes", oldest.log.size, "lastUsed", oldest.used)
-		rest = append(rest, s.dropLocked(oldest, ErrNotFound)...)
 	}
 }
 

@@ -228,7 +228,10 @@ func TestIdleScopesAreRemoved(t *testing.T) {
 		const day = 24 * time.Hour
 		d := newDisk()
 		var jump atomic.Int64
-		o := Options{Now: func() time.Time { return time.Now().Add(time.Duration(jump.Load())).Round(0) }}
+		o := Options{
+			Now:     func() time.Time { return time.Now().Add(time.Duration(jump.Load())).Round(0) },
+			ShareOf: func(key string) Share { return Share{Owner: key} },
+		}
 		s := openOn(t, d, o)
 		replace(t, s, "idle", sized(1))
 		replace(t, s, "read", sized(1))

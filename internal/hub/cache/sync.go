@@ -181,13 +181,17 @@ func (s *Store) namesFailed(err error) bool {
 	return err != nil
 }
 
-// removeIdle removes the scopes that were not used for too long.
+// removeIdle removes the scopes of owners of which none was used for too long.
 func (s *Store) removeIdle() {
 	s.mu.Lock()
 	now := s.nowLocked()
+	newest := map[string]time.Duration{}
+	for _, sc := range s.scopes {
+		newest[sc.share.Owner] = max(newest[sc.share.Owner], sc.usedAge)
+	}
 	var rest []garbage
 	for _, sc := range s.scopes {
-		if sc.log != nil && now.age-sc.usedAge > s.max.MaxIdle {
+		if sc.log != nil && sc.share.Rank == 0 && now.age-newest[sc.share.Owner] > s.max.MaxIdle {
 			s.log.V(2).Info("A scope is removed because it was not used", "lastUsed", sc.used)
 			rest = append(rest, s.dropLocked(sc, ErrNotFound)...)
 		}

@@ -64,7 +64,7 @@ func (s *Store) update(key string, head []byte, items iter.Seq2[string, []byte])
 	s.mu.Unlock()
 
 	// What is little enough to be dead may always be appended: a new file takes longer.
-	most := min(max(live/2, minDead/2), s.max.MaxBytes/2-live)
+	most := min(max(live/2, minDead/2), s.maxLive(sc.share)-live)
 	d, ok := differenceTo(&l.codec, present, items, most)
 	if !ok {
 		return nil, errOther

@@ -11,6 +11,7 @@ import (
 type Snapshot struct {
 	store *Store
 	key   string
+	share Share
 	draft *draft
 	err   error // of the first call that failed
 }
@@ -22,8 +23,8 @@ func (s *Store) Snapshot(key string) (*Snapshot, error) {
 		return nil, err
 	}
 	defer s.end()
-	n := &Snapshot{store: s, key: key}
-	if len(key) > maxText {
+	n := &Snapshot{store: s, key: key, share: s.shareOf(key)}
+	if len(key) > maxKey {
 		return nil, fmt.Errorf("beginning a snapshot: %w: a key of %d bytes", ErrTooLarge, len(key))
 	}
 	if n.draft, n.err = s.newDraft(key, s.now()); n.err != nil {
@@ -64,14 +65,14 @@ func (n *Snapshot) check(r record) error {
 	if err := checkSizes(&n.draft.codec, r); err != nil {
 		return err
 	}
-	return n.store.checkLive(n.draft.size() + n.draft.codec.size(r))
+	return n.store.checkLive(n.share, n.draft.size()+n.draft.codec.size(r))
 }
 
 // checkLive returns an error if a scope has too many live bytes. A log has less than twice as
-// many bytes as are live, or is rewritten, so that it stays below MaxBytes.
-func (s *Store) checkLive(live int64) error {
-	if live > s.max.MaxBytes/2 {
-		return fmt.Errorf("%w: the scope would have more than %d bytes", ErrTooLarge, s.max.MaxBytes/2)
+// many bytes as are live, or is rewritten, so that it stays below twice this bound.
+func (s *Store) checkLive(of Share, live int64) error {
+	if most := s.maxLive(of); live > most {
+		return fmt.Errorf("%w: the scope would have more than %d bytes", ErrTooLarge, most)
 	}
 	return nil
 }
@@ -110,7 +111,7 @@ func (n *Snapshot) Commit(head []byte) (*Writer, error) {
 	rest := s.installLocked(sc, l, st)
 	sc.writer, sc.stale = w, nil
 	s.touchLocked(sc, s.nowLocked())
-	rest = append(rest, s.shrinkLocked(sc)...)
+	rest = append(rest, s.shrinkLocked(sc.share.Owner)...)
 	s.mu.Unlock()
 	s.remove(rest)
 	s.poke()
@@ -152,7 +153,7 @@ func (s *Store) pin(key string) *scope {
 	defer s.mu.Unlock()
 	sc := s.scopes[key]
 	if sc == nil {
-		sc = &scope{key: key}
+		sc = &scope{key: key, share: s.shareOf(key)}
 		s.scopes[key] = sc
 	}
 	sc.pins++
@@ -186,10 +187,7 @@ func (s *Store) installLocked(sc *scope, l *log, st *state) (rest []garbage) {
 		l.before, old.before = old.before, nil
 		rest = []garbage{{log: old}}
 	}
-	l.refs = 1
-	sc.log, sc.state = l, st
-	s.bytes += l.size
-	s.dirty[l] = sc
+	s.attachLocked(sc, l, st)
 	s.renamed = true
 	return rest
 }
@@ -317,11 +315,11 @@ func (w *Writer) append(event ...record) error {
 	}
 	if len(event) == 1 && event[0].kind == kindPut {
 		// Without what a present item of this id frees: it does not have to be exact.
-		if err := s.checkLive(live + frames); err != nil && !w.replaces(string(event[0].id), frames) {
+		if err := s.checkLive(sc.share, live+frames); err != nil && !w.replaces(string(event[0].id), frames) {
 			return err
 		}
 	}
-	if sealed || size+frames > s.max.MaxBytes {
+	if sealed || size+frames > 2*s.maxLive(sc.share) {
 		if err := s.rewrite(sc); err != nil {
 			return err
 		}
@@ -360,7 +358,7 @@ func (w *Writer) replaces(id string, frame int64) bool {
 		return false
 	}
 	at, found := st.find(id)
-	return found && w.store.checkLive(st.live+frame-int64(st.items[at].size)) == nil
+	return found && w.store.checkLive(w.scope.share, st.live+frame-int64(st.items[at].size)) == nil
 }
 
 // appendTo writes records at the end of a log, and applies them if the scope still has that
@@ -409,7 +407,7 @@ func (s *Store) apply(sc *scope, l *log, event []record, offset int64, failed er
 		}
 		offset += size
 		l.size += size
-		s.bytes += size
+		s.growLocked(sc, size)
 	}
 	last := event[len(event)-1]
 	st.age, st.used = last.age, last.wall
@@ -417,7 +415,7 @@ func (s *Store) apply(sc *scope, l *log, event []record, offset int64, failed er
 		st.head, st.written, st.isAhead = append([]byte(nil), last.head...), last.wall, false
 		s.touchLocked(sc, s.nowLocked())
 	}
-	return s.shrinkLocked(sc), nil
+	return s.shrinkLocked(sc.share.Owner), nil
 }
 
 // rewrite copies the state of a scope to a new log. The caller holds scope.io.

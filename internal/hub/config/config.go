@@ -153,6 +153,21 @@ func (c *Configuration) setDefaults() {
 	if c.Cloud.KeyFile == "" {
 		c.Cloud.KeyFile = c.Cloud.CertificateFile
 	}
+	if c.Cache.EncryptionKeyFile == "" {
+		c.Cache.EncryptionKeyFile = defaultKeyFile()
+	}
+}
+
+// credential is the name of the key as a credential of systemd: see systemd-creds(1).
+const credential = "atoll-hub.key"
+
+// defaultKeyFile returns the path of the credential with the key; "" if systemd gives the hub none.
+func defaultKeyFile() string {
+	path := filepath.Join(os.Getenv("CREDENTIALS_DIRECTORY"), credential)
+	if _, err := os.Stat(path); err != nil || !filepath.IsAbs(path) {
+		return ""
+	}
+	return path
 }
 
 func defaultNodeName() string {
@@ -184,9 +199,9 @@ func (c *Configuration) validate() error {
 			wrong(fmt.Sprintf("cloud.servers[%d]", i), "%q is not of the form https://host:port", server)
 		}
 	}
-	for field, address := range map[string]string{"listen": c.Listen, "observe": c.Observe} {
-		if _, err := netip.ParseAddrPort(address); err != nil {
-			wrong(field, "%q is not of the form address:port", address)
+	for _, f := range []struct{ field, address string }{{"listen", c.Listen}, {"observe", c.Observe}} {
+		if _, err := netip.ParseAddrPort(f.address); err != nil {
+			wrong(f.field, "%q is not of the form address:port", f.address)
 		}
 	}
 	if (c.Cloud.CertificateFile == "") == (c.Cloud.BootstrapKubeconfig == "") {
@@ -195,17 +210,16 @@ func (c *Configuration) validate() error {
 	if c.Cloud.KeyFile != "" && c.Cloud.CertificateFile == "" {
 		wrong("cloud.keyFile", "it has no cloud.certificateFile")
 	}
-	for field, path := range map[string]string{"cloud.caFile": c.Cloud.CAFile, "clientCAFile": c.ClientCAFile, "directory": c.Directory} {
-		if !filepath.IsAbs(path) {
-			wrong(field, "%q is not an absolute path", path)
-		}
-	}
-	for field, path := range map[string]string{
-		"cloud.certificateFile": c.Cloud.CertificateFile, "cloud.keyFile": c.Cloud.KeyFile,
-		"cloud.bootstrapKubeconfig": c.Cloud.BootstrapKubeconfig, "cache.encryptionKeyFile": c.Cache.EncryptionKeyFile,
+	for _, f := range []struct {
+		field, path string
+		isOptional  bool
+	}{
+		{"cloud.caFile", c.Cloud.CAFile, false}, {"clientCAFile", c.ClientCAFile, false}, {"directory", c.Directory, false},
+		{"cloud.certificateFile", c.Cloud.CertificateFile, true}, {"cloud.keyFile", c.Cloud.KeyFile, true},
+		{"cloud.bootstrapKubeconfig", c.Cloud.BootstrapKubeconfig, true}, {"cache.encryptionKeyFile", c.Cache.EncryptionKeyFile, true},
 	} {
-		if path != "" && !filepath.IsAbs(path) {
-			wrong(field, "%q is not an absolute path", path)
+		if (!f.isOptional || f.path != "") && !filepath.IsAbs(f.path) {
+			wrong(f.field, "%q is not an absolute path", f.path)
 		}
 	}
 	if d := c.Cloud.ReturnWithin.Duration; d < 0 || d > maxReturn {

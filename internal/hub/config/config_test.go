@@ -39,6 +39,33 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
+// TestTheKeyIsACredential: systemd gives it to the hub, on a node that has one.
+func TestTheKeyIsACredential(t *testing.T) {
+	dir := t.TempDir()
+	key := filepath.Join(dir, "atoll-hub.key")
+	if err := os.WriteFile(key, []byte("a key"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for directory, want := range map[string]string{dir: key, "": "", t.TempDir(): ""} {
+		t.Setenv("CREDENTIALS_DIRECTORY", directory)
+		c, err := Parse([]byte(smallest))
+		if err != nil || c.Cache.EncryptionKeyFile != want {
+			t.Errorf("with CREDENTIALS_DIRECTORY=%q the key is in %q, %v", directory, c.Cache.EncryptionKeyFile, err)
+		}
+	}
+}
+
+// TestErrorsHaveOneOrder: the text of a wrong configuration is the same each time.
+func TestErrorsHaveOneOrder(t *testing.T) {
+	const wrong = "apiVersion: hub.atoll.dev/v1alpha1\nkind: HubConfiguration\nlisten: x\nobserve: x\ndirectory: x\nclientCAFile: x\ncloud: {caFile: x, certificateFile: x}\n"
+	_, first := Parse([]byte(wrong))
+	for range 50 {
+		if _, err := Parse([]byte(wrong)); err == nil || err.Error() != first.Error() {
+			t.Fatalf("the error is\n%v\nand was\n%v", err, first)
+		}
+	}
+}
+
 // TestTheNameOfTheNode is that of the environment if the file has none, and else the host name as a
 // kubelet uses it.
 func TestTheNameOfTheNode(t *testing.T) {

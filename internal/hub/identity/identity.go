@@ -61,10 +61,10 @@ type Recognizer struct {
 	Tokens *Tokens
 	// ClientRoots returns the CAs of client certificates.
 	ClientRoots func() *x509.CertPool
-	// Online reports whether the cloud is reachable. While it is not, a certificate of the node that has
-	// expired is accepted, because nobody can renew it, and one that is not valid yet, because the clock
-	// may be wrong after a loss of power.
-	Online func() bool
+	// Renews reports whether a certificate of the node could have been renewed: the cloud has been reachable for
+	// long enough. While it could not, one that has expired is accepted, and one that is not valid yet, because the
+	// clock may be wrong after a loss of power.
+	Renews func() bool
 	// Now is the clock.
 	Now func() time.Time
 
@@ -123,7 +123,7 @@ func (r *Recognizer) isNode(chain []*x509.Certificate) error {
 		return errors.New("its organization is not system:nodes")
 	}
 	at := r.Now()
-	if !r.Online() {
+	if !r.Renews() {
 		if at.After(leaf.NotAfter) {
 			at = leaf.NotAfter
 		}

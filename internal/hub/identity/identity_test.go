@@ -93,7 +93,7 @@ func TestOnlyTheNodeCertificateProvesTheNode(t *testing.T) {
 		"one of another CA that has expired": {other.client("system:node:a", "system:nodes", now.Add(-time.Minute), client), true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := Recognizer{NodeName: "a", Tokens: NewTokens([]byte("secret"), nil), ClientRoots: func() *x509.CertPool { return roots }, Online: func() bool { return !tc.offline }, Now: func() time.Time { return now }}
+			r := Recognizer{NodeName: "a", Tokens: NewTokens([]byte("secret"), nil), ClientRoots: func() *x509.CertPool { return roots }, Renews: func() bool { return !tc.offline }, Now: func() time.Time { return now }}
 			q := httptest.NewRequest("GET", "/", nil)
 			q.TLS = &tls.ConnectionState{}
 			if tc.cert != nil {
@@ -119,7 +119,7 @@ func TestACertificateIsVerifiedOnce(t *testing.T) {
 	roots.AddCert(ca.cert)
 	cert := ca.client("system:node:a", "system:nodes", now.Add(time.Hour), x509.ExtKeyUsageClientAuth)
 	at, online := now, true
-	r := Recognizer{NodeName: "a", Tokens: NewTokens([]byte("secret"), nil), ClientRoots: func() *x509.CertPool { return roots }, Online: func() bool { return online }, Now: func() time.Time { return at }}
+	r := Recognizer{NodeName: "a", Tokens: NewTokens([]byte("secret"), nil), ClientRoots: func() *x509.CertPool { return roots }, Renews: func() bool { return online }, Now: func() time.Time { return at }}
 	is := func(chain ...*x509.Certificate) bool {
 		q := httptest.NewRequest("GET", "/", nil)
 		q.TLS = &tls.ConnectionState{PeerCertificates: chain}

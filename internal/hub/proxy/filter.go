@@ -129,7 +129,7 @@ func (p *Proxy) filteredFromCache(w http.ResponseWriter, c *call, view *cache.Vi
 		size.Add(view.Size(i))
 	}
 	var body bytes.Buffer
-	err := list.Encode(&body, size, values(view))
+	err := list.Encode(&body, size, values(view, nil))
 	var whole *wire.List
 	if err == nil {
 		whole, err = list.Format.DecodeList(body.Bytes())
@@ -200,14 +200,14 @@ func (s *stream) form(e wire.Event, m *wire.Meta) []byte {
 // formed yields the items of a view as the client gets them.
 func (s *stream) formed(view *cache.View, list *wire.Header) (iter.Seq2[[]byte, error], error) {
 	if s.session == nil {
-		return values(view), nil
+		return values(view, s.shownItems(s.call, view, list)), nil
 	}
 	s.Filter.Await(s.Context())
 	metas, err := learn(s.session, view, list, nil)
 	s.isWhole = true
 	return func(yield func([]byte, error) bool) {
 		i := 0
-		for value, err := range values(view) {
+		for value, err := range values(view, nil) {
 			if err == nil {
 				value = s.session.Form(s.format, &metas[i], value)
 				s.sent[id(&metas[i])] = maphash.Bytes(s.seed, value)
@@ -317,7 +317,7 @@ func (s *stream) compare() (done, gone bool) {
 	}
 	sent := make(map[string]uint64, len(metas))
 	i, wrote := 0, false
-	for value, err := range values(view) {
+	for value, err := range values(view, nil) {
 		if err != nil {
 			return false, false
 		}
@@ -365,7 +365,7 @@ func (s *stream) compare() (done, gone bool) {
 func learn(session filter.Session, view *cache.View, list *wire.Header, unknown func(*wire.Meta) bool) ([]wire.Meta, error) {
 	apiVersion, kind := list.ItemKind()
 	metas := make([]wire.Meta, 0, view.Len())
-	for value, err := range values(view) {
+	for value, err := range values(view, nil) {
 		if err != nil {
 			return nil, err
 		}

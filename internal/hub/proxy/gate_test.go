@@ -118,6 +118,9 @@ func newNode(t *testing.T, format wire.Format) *node {
 func newNodeOn(t *testing.T, format wire.Format, o cache.Options) *node {
 	t.Helper()
 	n := &node{T: t, cloud: &scripted{}, format: format, scheme: runtime.NewScheme(), dir: t.TempDir()}
+	if o.ShareOf == nil {
+		o.ShareOf = Shares(o.MaxBytes, nil)
+	}
 	store, err := cache.Open(n.dir, o)
 	if err != nil {
 		t.Fatal(err)
@@ -133,7 +136,7 @@ func newNodeOn(t *testing.T, format wire.Format, o cache.Options) *node {
 	tokens := identity.NewTokens([]byte("secret"), nil)
 	n.Proxy = &Proxy{
 		Cloud: n.cloud, Cache: store, Tokens: tokens, Log: logr.Discard(),
-		Recognizer: &identity.Recognizer{NodeName: "a", Tokens: tokens, ClientRoots: x509.NewCertPool, Now: time.Now, Online: func() bool { return true }},
+		Recognizer: &identity.Recognizer{NodeName: "a", Tokens: tokens, ClientRoots: x509.NewCertPool, Now: time.Now, Renews: func() bool { return true }},
 	}
 	t.Cleanup(func() {
 		n.Wait()

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
@@ -27,6 +28,10 @@ const (
 	settleWithin = 2 * time.Second
 	// healEvery is the time between two attempts to read a collection of which the cache has lost track.
 	healEvery = 30 * time.Second
+	// giveUpFor is that time if the collection was too large to be kept.
+	giveUpFor = time.Hour
+	// restoredAfter is for how long what is kept may be newer than the events that come.
+	restoredAfter = 5 * time.Minute
 )
 
 // queues store what passes through the proxy after the clients have it: for each scope in its
@@ -197,12 +202,26 @@ func (q *queues) mayHeal(key string) bool {
 	return true
 }
 
+// note notes that something of a scope is not kept, and why.
+func (q *queues) note(key string, err error) {
+	if !errors.Is(err, cache.ErrTooLarge) {
+		return
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.healed == nil {
+		q.healed = map[string]time.Time{}
+	}
+	q.healed[key] = time.Now().Add(giveUpFor - healEvery)
+}
+
 // keep stores something of a scope after the client has its answer, and returns false if it will not be
 // stored. What was kept before stays if that fails: it says of when it is.
 func (p *Proxy) keep(c *call, store func(*state) error) bool {
 	queued := p.queues.add(c.key, 0, func(s *state) {
 		if err := p.Panics.Do("keeping an answer", func() error { return store(s) }); err != nil {
 			*s = state{}
+			p.queues.note(c.key, err)
 			p.Log.V(2).Info("An answer is not kept", "path", c.URL.Path, "error", err.Error())
 		}
 	})
@@ -258,6 +277,7 @@ func (s *stream) follow(e wire.Event, m wire.Meta, before string, passes bool) {
 		if err != nil {
 			*st = state{}
 			s.dropSnapshot()
+			s.queues.note(s.key, err)
 			s.Log.V(2).Info("The cache has lost track of a collection", "path", s.URL.Path, "error", err.Error())
 			s.heal(s.call)
 		}
@@ -342,11 +362,6 @@ func (s *stream) storeInitial(st *state, kind watch.EventType, object []byte, m 
 		if err != nil {
 			return err
 		}
-		done, err := s.makeRoom(s.call)
-		if err != nil {
-			return err
-		}
-		defer done()
 		writer, err := s.snapshot.Commit(h.encode())
 		s.snapshot = nil
 		*st = state{writer, h}
@@ -387,7 +402,7 @@ func (s *stream) storeEvent(st *state, kind watch.EventType, object []byte, m *w
 	case st.head.List == nil || format != s.format || !wire.IsUpTo(before, st.head.ResourceVersion):
 		return errGap
 	case wire.IsUpTo(m.ResourceVersion, st.head.ResourceVersion):
-		return nil // another stream or a list has brought it
+		return s.noteOlder(m.ResourceVersion, st.head.ResourceVersion)
 	}
 	st.head.ResourceVersion = m.ResourceVersion
 	switch {
@@ -402,6 +417,22 @@ func (s *stream) storeEvent(st *state, kind watch.EventType, object []byte, m *w
 		}
 		return st.writer.Put(id(m), item, st.head.encode())
 	}
+}
+
+// noteOlder notes an event that is not newer than what is kept: another stream or a list has brought it. If
+// what is kept stays the newer one for long, the API server's data was restored to what it was before, and it
+// returns errGap: the collection is read anew.
+func (s *stream) noteOlder(event, kept string) error {
+	switch {
+	case event == kept:
+		s.newer = ""
+	case s.newer != kept:
+		s.newer, s.newerSince = kept, time.Now()
+	case time.Since(s.newerSince) > cmp.Or(s.slowAfter, restoredAfter):
+		s.newer = ""
+		return errGap
+	}
+	return nil
 }
 
 // resume reads what is kept of a scope, to continue it.
@@ -478,63 +509,6 @@ func (p *Proxy) readAnew(c *call) error {
 	}
 	if !p.keepSized(c, len(answer.body), func(s *state) error { return p.storeList(s, c, contentType, list) }) {
 		return errFull
-	}
-	return nil
-}
-
-// Bounds on what is kept for one caller, so that nobody takes the place of the node's answers.
-const (
-	maxKey        = 4 << 10 // bytes
-	maxScopes     = 3000    // of the node
-	maxOthers     = 256     // of each other caller
-	maxRepeatable = 500     // of each caller, of requests for tokens and of others: see isRepeatable
-	// ofOthers is the part of the cache's size that each other caller may take.
-	ofOthers = 8
-)
-
-// makeRoom removes what a caller has not used for the longest time, if the scope is a new one and
-// the caller has many. It returns an error if the scope is not to be kept. Call done once the scope is
-// stored: no other new one is stored before.
-func (p *Proxy) makeRoom(c *call) (done func(), err error) {
-	if len(c.key) > maxKey {
-		return nil, errors.New("the request is too long to be kept")
-	}
-	if view, err := p.Cache.View(c.key); err == nil {
-		return func() {}, view.Close()
-	}
-	p.making.Lock()
-	if err := p.makeRoomLocked(c); err != nil {
-		p.making.Unlock()
-		return nil, err
-	}
-	return p.making.Unlock, nil
-}
-
-func (p *Proxy) makeRoomLocked(c *call) error {
-	prefix, most := c.caller.Name+"\n", maxOthers
-	if c.caller.IsNode {
-		most = maxScopes
-	}
-	if c.what.Kind == request.Write {
-		prefix, most = prefix+repeatablePrefix+"/apis/", maxRepeatable
-		if c.what.Subresource == tokenSubresource {
-			prefix = c.caller.Name + "\n" + repeatablePrefix + "/api/"
-		}
-	}
-	var own []cache.Scope
-	size := int64(0)
-	for _, s := range p.Cache.Scopes() {
-		if strings.HasPrefix(s.Key, prefix) {
-			own = append(own, s)
-			size += s.Bytes
-		}
-	}
-	for len(own) > 0 && (len(own) >= most || !c.caller.IsNode && p.MaxBytes > 0 && size > p.MaxBytes/ofOthers) {
-		if err := p.Cache.Remove(own[0].Key); err != nil {
-			return err
-		}
-		size -= own[0].Bytes
-		own = own[1:]
 	}
 	return nil
 }

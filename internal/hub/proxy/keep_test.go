@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/apimachinery/pkg/watch"
@@ -240,7 +241,7 @@ func TestOtherClientsCannotEvictTheNodesCache(t *testing.T) {
 		r := httptest.NewRequest(http.MethodGet, fmt.Sprint("/version?x=", i), nil)
 		n.answer(httptest.NewRecorder(), r, identity.Caller{Name: "somebody", Token: "x"})
 	}
-	n.answer(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/version?x="+strings.Repeat("x", maxKey), nil), identity.Caller{Name: "somebody", Token: "x"})
+	n.answer(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/version?x="+strings.Repeat("x", 4<<10), nil), identity.Caller{Name: "somebody", Token: "x"})
 	n.Wait()
 	kept := map[string]int{}
 	for _, s := range n.Cache.Scopes() {
@@ -315,4 +316,66 @@ func TestCustomResources(t *testing.T) {
 			t.Errorf("%s counts as one of the API server's own", version)
 		}
 	}
+}
+
+// TestRestoredCloudIsReadAnew: the data of the API server were restored to what they were before, so that all its
+// versions are older than what is kept.
+func TestRestoredCloudIsReadAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t, wire.JSON)
+		n.answers(90, pod("lost", "1", 90, nil))
+		n.ask(t.Context(), podsOfNode)
+		n.Wait()
+		from, to := io.Pipe()
+		n.answers(40, pod("restored", "1", 40, nil))
+		lists := n.cloud.answer
+		n.cloud.set(false, func(r *http.Request) (int, string, io.ReadCloser) {
+			if r.URL.Query().Get("watch") == "" { // of the hub itself
+				return lists(r)
+			}
+			return http.StatusOK, n.format.WatchContentType(), from
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			n.ask(ctx, podsOfNode+"&watch=1&resourceVersion=40")
+		}()
+		kept := func() string {
+			synctest.Wait()
+			view, err := n.Cache.Peek(n.Cache.Scopes()[0].Key)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer view.Close()
+			return view.ID(0)
+		}
+		version := 40
+		more := func() {
+			version++
+			frame, err := n.format.AppendEvent(nil, watch.Modified, n.encode(pod("restored", "1", version, nil)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := to.Write(frame); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+		}
+		more()
+		time.Sleep(restoredAfter / 2)
+		more()
+		if got := kept(); got != "default/lost" {
+			t.Errorf("after a moment, kept is %s: an API server may lag", got)
+		}
+		time.Sleep(restoredAfter)
+		more()
+		time.Sleep(time.Second) // until the list is there
+		if got := kept(); got != "default/restored" {
+			t.Errorf("kept is %s", got)
+		}
+		cancel()
+		_ = to.Close()
+		<-ended
+	})
 }

@@ -67,11 +67,10 @@ type Proxy struct {
 	Filter filter.Filter
 	Pods   filter.Pods
 
-	// MaxBytes is the most that the cache takes on disk. 0 means that nobody's part of it is bounded.
+	// MaxBytes is the most that the cache takes on disk. 0 means that lists left in the middle are not bounded.
 	MaxBytes int64
 
 	queues queues
-	making sync.Mutex // held while a new scope is stored
 	chunks chunks
 	own    room // for answers to the node that wait to be stored
 	others room // for those to others
@@ -154,6 +153,10 @@ func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, caller identity.C
 	}
 	if c.what.Scope != "" {
 		c.key = caller.Name + "\n" + c.what.Scope
+	}
+	if c.isGated() && c.wantsTable() {
+		p.podsAsTable(w, c)
+		return
 	}
 	if why := c.wouldPassTheGate(); why != "" {
 		p.refuse(w, r, http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable, "the node's hub cannot tell which of these pods may reach the node: "+why)
@@ -356,6 +359,15 @@ func (p *Proxy) refuse(w http.ResponseWriter, r *http.Request, code int, reason 
 // that an API server accepted.
 func (p *Proxy) mayRead(c *call) bool { return c.caller.IsNode || p.Tokens.Knows(c.caller.Token) }
 
+// dated says of an answer when the cloud gave it.
+func dated(w http.ResponseWriter, c *call, at time.Time) {
+	text := at.UTC().Format(time.RFC3339)
+	w.Header().Set(AsOf, text)
+	if !c.caller.IsNode || c.wantsTable() { // kubectl shows it; the node's programs would log it each time
+		w.Header().Set("Warning", fmt.Sprintf(`299 atoll-hub "The cloud is not reachable. This is what it answered until %s."`, text))
+	}
+}
+
 // fromCache opens what is kept for a request; the caller closes it. If there is nothing it answers
 // with the reason, and returns false.
 func (p *Proxy) fromCache(w http.ResponseWriter, c *call, reason error) (*cache.View, *head, bool) {
@@ -380,10 +392,7 @@ func (p *Proxy) fromCache(w http.ResponseWriter, c *call, reason error) (*cache.
 			if c.what.Kind != request.Watch {
 				_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(localWithin))
 			}
-			w.Header().Set(AsOf, view.Written().UTC().Format(time.RFC3339))
-			if !c.caller.IsNode { // kubectl shows it; the node's programs would log it each time
-				w.Header().Set("Warning", fmt.Sprintf(`299 atoll-hub "The cloud is not reachable. This is what it answered until %s."`, view.Written().UTC().Format(time.RFC3339)))
-			}
+			dated(w, c, view.Written())
 			return view, h, true
 		}
 		_ = view.Close()

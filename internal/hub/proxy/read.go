@@ -138,9 +138,10 @@ func (p *Proxy) isKept(c *call, response *http.Response, body []byte) bool {
 
 // documentFromCache answers with the last answer to the request.
 func (p *Proxy) documentFromCache(w http.ResponseWriter, c *call, reason error) {
-	if p.leaseFromJournal(w, c, reason) {
+	if p.leaseFromJournal(w, c, reason) || c.what.Kind == request.Get && p.fromOtherForm(w, c, reason) {
 		return
 	}
+	c.key = p.keyOfDiscovery(c)
 	view, h, found := p.fromCache(w, c, reason)
 	if !found {
 		return
@@ -167,6 +168,11 @@ func (p *Proxy) writeDocument(w http.ResponseWriter, c *call, view *cache.View, 
 		return
 	}
 	p.observeRead(c, h.ContentType, body)
+	if format, err := wire.FormatOf(h.ContentType); err == nil && c.isGated() && h.Code == http.StatusOK {
+		if shown := p.shownText(format, body, c.what.Path); shown != nil {
+			body = shown
+		}
+	}
 	w.Header().Set("Content-Type", h.ContentType)
 	w.WriteHeader(h.Code)
 	_, _ = w.Write(body)
@@ -179,18 +185,13 @@ func (p *Proxy) storeDocument(s *state, c *call, h *head, body []byte) error {
 	if p.Cache.Has(c.key, raw, document, body) {
 		return nil
 	}
-	done, err := p.makeRoom(c)
-	if err != nil {
-		return err
-	}
-	defer done()
-	_, err = p.Cache.Update(c.key, raw, func(yield func(string, []byte) bool) { yield(document, body) })
+	_, err := p.Cache.Update(c.key, raw, func(yield func(string, []byte) bool) { yield(document, body) })
 	return err
 }
 
 // list answers a request for a collection.
 func (p *Proxy) list(w http.ResponseWriter, c *call) {
-	if p.sessionOf(c) != nil && !p.asWhole(w, c) {
+	if (p.sessionOf(c) != nil || c.wantsTable()) && !p.asWhole(w, c) {
 		return
 	}
 	response, err := p.read(c, c.Request)
@@ -218,6 +219,9 @@ func (p *Proxy) list(w http.ResponseWriter, c *call) {
 
 // listFromCache answers with the last state of the collection, as one chunk.
 func (p *Proxy) listFromCache(w http.ResponseWriter, c *call, reason error) {
+	if p.fromOtherForm(w, c, reason) {
+		return
+	}
 	view, h, found := p.fromCache(w, c, reason)
 	if !found {
 		return
@@ -253,15 +257,20 @@ func (p *Proxy) listFromCache(w http.ResponseWriter, c *call, reason error) {
 // writeList answers with a list of the cache.
 func (p *Proxy) writeList(w http.ResponseWriter, c *call, view *cache.View, contentType string, list *wire.Header) {
 	var size wire.Size
+	shown := p.shownItems(c, view, list)
 	for i := range view.Len() {
-		size.Add(view.Size(i))
+		if item, is := shown[i]; is {
+			size.Add(len(item))
+		} else {
+			size.Add(view.Size(i))
+		}
 	}
 	if length, err := list.Length(size); err == nil {
 		w.Header().Set("Content-Length", strconv.FormatInt(length, 10))
 	}
 	w.Header().Set("Content-Type", contentType)
 	buffered := bufio.NewWriterSize(w, 32<<10) // each write to a client costs some time
-	err := list.Encode(buffered, size, values(view))
+	err := list.Encode(buffered, size, values(view, shown))
 	if err == nil {
 		err = buffered.Flush()
 	}
@@ -271,12 +280,18 @@ func (p *Proxy) writeList(w http.ResponseWriter, c *call, view *cache.View, cont
 	}
 }
 
-// values yields the values of a view.
-func values(view *cache.View) iter.Seq2[[]byte, error] {
+// values yields the values of a view, and others in place of some of them.
+func values(view *cache.View, others map[int][]byte) iter.Seq2[[]byte, error] {
 	return func(yield func([]byte, error) bool) {
 		var value []byte
 		for i := range view.Len() {
 			var err error
+			if other, is := others[i]; is {
+				if !yield(other, nil) {
+					return
+				}
+				continue
+			}
 			if value, err = view.Value(i, value[:0]); !yield(value, err) || err != nil {
 				return
 			}
@@ -308,11 +323,6 @@ func (p *Proxy) storeList(s *state, c *call, contentType string, list *wire.List
 	}
 	*s = state{}
 	if position.Continue == "" && list.Continue == "" {
-		done, err := p.makeRoom(c)
-		if err != nil {
-			return err
-		}
-		defer done()
 		writer, err := p.Cache.Update(c.key, h.encode(), pairs(list.Items))
 		if err != nil {
 			return err
@@ -356,12 +366,6 @@ func (p *Proxy) storeChunk(s *state, c *call, list *wire.List, h *head) (err err
 		p.chunks.put(c.key, list.Continue, snapshot, p.MaxBytes/ofChunked)
 		return nil
 	}
-	done, err := p.makeRoom(c)
-	if err != nil {
-		snapshot.Abort()
-		return err
-	}
-	defer done()
 	writer, err := snapshot.Commit(h.encode())
 	if err != nil {
 		return err

@@ -256,7 +256,7 @@ func TestInventedTokensTakeNoPlace(t *testing.T) {
 	}
 	n.post(tokenPath, askToken("[]"))
 	n.post(path, review("good"))
-	for i := range maxRepeatable + 10 {
+	for i := range maxReviews + 10 {
 		n.post(path, review(fmt.Sprint("invented-", i)))
 	}
 	cloud.offline.Store(true)

@@ -6,9 +6,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
 )
 
-// maxOthersQueues bounds the scopes of all others than the node of which something waits to be stored. The
-// node has maxScopes.
-const maxOthersQueues = 512
+// maxScopes bounds the scopes of the node of which something waits to be stored, and maxOthersQueues those of all
+// others.
+const maxScopes, maxOthersQueues = 3000, 512
 
 // take takes n bytes, if there is room for them until give is called.
 func (r *room) take(n int) bool {

@@ -50,6 +50,10 @@ type stream struct {
 	isInitial, behind bool
 	isIncomplete      bool            // one of the initial events is not kept
 	snapshot          *cache.Snapshot // of the initial events; only for the worker of the scope
+	// newer is the version of what was kept when an event came that was older, and newerSince when that was first
+	// so; only for the worker of the scope.
+	newer      string
+	newerSince time.Time
 	// delivered is true once an event has come since the last break.
 	delivered bool
 

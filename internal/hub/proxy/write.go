@@ -251,8 +251,9 @@ func (p *Proxy) statusAfter(c *call, o *ownWrite, e *journal.Entry) (typed, erro
 			return nil, err
 		}
 		e.Extent = head.extentOf(e.ContentType, o.gvk)
-		older, isPod := read.(*corev1.Pod)
-		if pod, is := newest.(*corev1.Pod); is && isPod && e.Extent == journal.Difference && older.UID == pod.UID && older.ResourceVersion != pod.ResourceVersion {
+		shown := p.shown(read, o.object) // from which the kubelet has computed the difference
+		older, isPod := shown.(*corev1.Pod)
+		if pod, is := newest.(*corev1.Pod); is && isPod && e.Extent == journal.Difference && older.UID == pod.UID && (shown != read || older.ResourceVersion != pod.ResourceVersion) {
 			if e.Body, err = rebased(older, pod, e.Body); err != nil {
 				return nil, err
 			}

@@ -126,10 +126,10 @@ func (q *Request) resource(path string) (rest string, watched bool) {
 }
 
 // isDocument reports whether a path that is no resource has what stays: the version of the API
-// server, discovery and OpenAPI.
+// server, discovery, OpenAPI, and the keys of the tokens of ServiceAccounts.
 func isDocument(path string) bool {
 	first, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
-	return slices.Contains([]string{"version", "api", "apis", "openapi"}, first)
+	return slices.Contains([]string{"version", "api", "apis", "openapi", "openid", ".well-known"}, first)
 }
 
 // isTrue reads a parameter as an API server does: all but 0 and false is true.

@@ -33,6 +33,8 @@ type Evidence struct {
 	Failures, Answers int
 	// LastAnswer is when an API server last answered.
 	LastAnswer time.Time
+	// Returned is when the last Offline ended; zero if there was none.
+	Returned time.Time
 }
 
 // next adds the outcome of a request, at a time that does not go back. silence is that of the
@@ -50,6 +52,9 @@ func next(e Evidence, answered bool, at time.Time, silence time.Duration) Eviden
 	}
 	switch {
 	case answered && (e.State == Unknown || e.State == Offline && e.Answers >= upAfter):
+		if e.State == Offline {
+			e.Returned = at
+		}
 		e.State, e.Since = Online, at
 	case e.State != Offline && e.Failures >= downAfter && at.Sub(e.LastAnswer) >= silence:
 		e.State, e.Since = Offline, at

@@ -306,8 +306,13 @@ func (u *Uplink) sendTo(at int, r *http.Request, transport *http.Transport) (*ht
 func (u *Uplink) try(r *http.Request, transport *http.Transport) (*http.Response, error) {
 	servers := u.inTurn()
 	var errs []error
-	for _, at := range servers {
-		response, err := u.sendTo(at, r, transport)
+	for i, at := range servers {
+		sent := r
+		if i < len(servers)-1 && r.Body != nil && r.Body != http.NoBody {
+			sent = r.WithContext(r.Context())
+			sent.Body = io.NopCloser(r.Body) // the next server gets it if this one cannot be dialled
+		}
+		response, err := u.sendTo(at, sent, transport)
 		switch {
 		case err == nil && response.StatusCode < http.StatusInternalServerError:
 			u.observe(servers[0], at, nil)
@@ -359,7 +364,11 @@ func (u *Uplink) observe(first, then int, err error) {
 		} else if before == Offline {
 			u.reachable, u.lose = context.WithCancelCause(context.Background())
 		}
-		u.options.Log.Info("The reachability of the cloud changed", "from", before, "to", now, "reason", fmt.Sprint(err))
+		why := []any{"from", before, "to", now}
+		if err != nil {
+			why = append(why, "reason", err.Error())
+		}
+		u.options.Log.Info("The reachability of the cloud changed", why...)
 	}
 }
 

@@ -1,0 +1,120 @@
+package cache
+
+import "cmp"
+
+// Share is the part of a store that an owner may have. All scopes of an owner have the same one.
+type Share struct {
+	// Owner is the name of the owner. It may be "".
+	Owner string
+	// MaxBytes and MaxScopes bound the logs of the owner, as Options.MaxBytes and Options.MaxScopes bound those
+	// of all. 0 is no bound but those of all.
+	MaxBytes  int64
+	MaxScopes int
+	// Rank tells who gives way if all owners together have too much: the ones with the lowest rank, of these the
+	// one that has the most. Scopes of rank 0 are also removed after Options.MaxIdle.
+	Rank int
+}
+
+// usage is what an owner has. It is in Store.owners while that is something.
+type usage struct {
+	share  Share
+	bytes  int64
+	scopes int
+}
+
+// isOver reports whether an owner has more than its share. An owner that has nothing may be nil.
+func (u *usage) isOver() bool {
+	return u != nil && (u.share.MaxBytes > 0 && u.bytes > u.share.MaxBytes || u.share.MaxScopes > 0 && u.scopes > u.share.MaxScopes)
+}
+
+func (s *Store) shareOf(key string) Share {
+	if s.max.ShareOf == nil {
+		return Share{}
+	}
+	return s.max.ShareOf(key)
+}
+
+// maxLive returns how many bytes a scope may have.
+func (s *Store) maxLive(of Share) int64 {
+	if of.MaxBytes > 0 {
+		return min(of.MaxBytes, s.max.MaxBytes) / 2
+	}
+	return s.max.MaxBytes / 2
+}
+
+// attachLocked gives a log to a scope that has none.
+func (s *Store) attachLocked(sc *scope, l *log, st *state) {
+	l.refs = 1
+	sc.log, sc.state = l, st
+	u := s.owners[sc.share.Owner]
+	if u == nil {
+		u = &usage{share: sc.share}
+		s.owners[sc.share.Owner] = u
+	}
+	u.scopes++
+	s.logs++
+	s.growLocked(sc, l.size)
+	s.dirty[l] = sc
+}
+
+// detachLocked takes the log away from a scope. The caller releases it.
+func (s *Store) detachLocked(sc *scope) *log {
+	l := sc.log
+	delete(s.dirty, l)
+	s.growLocked(sc, -l.size)
+	s.logs--
+	u := s.owners[sc.share.Owner]
+	if u.scopes--; u.scopes == 0 {
+		delete(s.owners, sc.share.Owner)
+	}
+	sc.log, sc.state = nil, nil
+	return l
+}
+
+// growLocked notes that the log of a scope has more bytes, or fewer.
+func (s *Store) growLocked(sc *scope, by int64) {
+	s.bytes += by
+	s.owners[sc.share.Owner].bytes += by
+}
+
+// shrinkLocked drops scopes, the ones that were used longest ago first, until an owner has no more than its
+// share, and all of them no more than the store may have. It returns what is to be removed.
+func (s *Store) shrinkLocked(owner string) (rest []garbage) {
+	for s.owners[owner].isOver() {
+		rest = append(rest, s.dropOldestLocked(owner)...)
+	}
+	for s.bytes > s.max.MaxBytes || s.logs > s.max.MaxScopes {
+		rest = append(rest, s.dropOldestLocked(s.givesWayLocked())...)
+	}
+	return rest
+}
+
+// givesWayLocked returns the owner that has to give way to others.
+func (s *Store) givesWayLocked() string {
+	var last *usage
+	for _, u := range s.owners {
+		if last == nil {
+			last = u
+			continue
+		}
+		more := cmp.Compare(last.scopes, u.scopes)
+		if s.bytes > s.max.MaxBytes {
+			more = cmp.Compare(last.bytes, u.bytes)
+		}
+		if cmp.Or(cmp.Compare(u.share.Rank, last.share.Rank), more, cmp.Compare(u.share.Owner, last.share.Owner)) < 0 {
+			last = u
+		}
+	}
+	return last.share.Owner
+}
+
+func (s *Store) dropOldestLocked(owner string) []garbage {
+	var oldest *scope
+	for _, sc := range s.scopes {
+		if sc.log != nil && sc.share.Owner == owner && (oldest == nil || sc.usedAge < oldest.usedAge) {
+			oldest = sc
+		}
+	}
+	s.log.V(2).Info("A scope is removed to keep the bounds of the cache", "bytes", oldest.log.size, "lastUsed", oldest.used)
+	return s.dropLocked(oldest, ErrNotFound)
+}

@@ -1,0 +1,247 @@
+package proxy
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/atoll-k8s/atoll/internal/hub/cache"
+	"github.com/atoll-k8s/atoll/internal/hub/request"
+	"github.com/atoll-k8s/atoll/internal/hub/table"
+	"github.com/atoll-k8s/atoll/internal/hub/wire"
+)
+
+// People read with kubectl, in JSON and as tables, what programs read in other forms. Their answers are made here
+// from what is kept for programs of the same identity.
+
+// tableKind is how a client names tables as what it accepts, and includeObject the parameter that says what a row
+// has of its object.
+const tableKind, includeObject = "as=table", "includeObject"
+
+// maxForm bounds what is read for an answer in another form, in bytes: all of it is in memory then, several times.
+const maxForm = 8 << 20
+
+// wantsTable reports whether a client accepts a table before all else, as kubectl does.
+func (c *call) wantsTable() bool {
+	isObject := c.what.Kind == request.Get && c.what.Name != "" && c.what.Subresource == ""
+	return (c.what.Kind == request.List || isObject) && strings.Contains(c.accepts()[0], tableKind)
+}
+
+// accepts returns what the client of a read accepts, the best first: see request.Request.
+func (c *call) accepts() []string {
+	return strings.Split(append(strings.Split(c.what.Scope, "\n"), "", "", "")[2], ",")
+}
+
+// form is a kept state from which an answer can be made.
+type form struct {
+	cache.Scope
+
+	head    *head
+	objects []runtime.Object // what the request reads of it
+}
+
+// newestForm returns the newest state that is kept of what is read, in any form, for the caller.
+func (p *Proxy) newestForm(c *call) (*form, error) {
+	scopes := p.Cache.Scopes()
+	slices.SortStableFunc(scopes, func(a, b cache.Scope) int { return b.Written.Compare(a.Written) })
+	for _, s := range scopes {
+		if !c.isPartOf(s.Key) || s.Bytes > maxForm {
+			continue
+		}
+		h, objects, err := p.keptObjects(s.Key)
+		if err != nil || h.Code != http.StatusOK {
+			continue // it is a table, or of a kind that is not known here
+		}
+		objects = slices.DeleteFunc(objects, func(object runtime.Object) bool {
+			m, err := meta.Accessor(object)
+			return err != nil || c.what.Namespace != "" && m.GetNamespace() != c.what.Namespace || c.what.Name != "" && m.GetName() != c.what.Name
+		})
+		if len(objects) > 0 || c.what.Kind == request.List {
+			return &form{s, h, objects}, nil
+		}
+	}
+	return nil, fmt.Errorf("another form: %w", cache.ErrNotFound)
+}
+
+// isPartOf reports whether a scope of the caller has all that is read: it is the same collection, or that of all
+// namespaces, with the same selectors, or for an object any collection that may have it.
+func (c *call) isPartOf(key string) bool {
+	parts := strings.Split(key, "\n")
+	if len(parts) < 4 || parts[0] != c.caller.Name || strings.Contains(parts[3], "as=") {
+		return false
+	}
+	collection := strings.TrimSuffix(c.what.Path, "/"+c.what.Name)
+	all := strings.Replace(collection, "/namespaces/"+c.what.Namespace+"/", "/", 1)
+	if c.what.Kind == request.Get {
+		return len(parts) == 5 && parts[1] == c.what.Path || len(parts) == 4 && (parts[1] == collection || parts[1] == all)
+	}
+	query := c.URL.Query()
+	for _, name := range append(request.Positions(), includeObject) {
+		query.Del(name)
+	}
+	return len(parts) == 4 && parts[2] == query.Encode() && (parts[1] == collection || parts[1] == all)
+}
+
+// fromOtherForm answers a person from what is kept in another form, if that is newer than what is kept of the
+// request itself. It returns false if the request is to be answered as others are.
+func (p *Proxy) fromOtherForm(w http.ResponseWriter, c *call, reason error) bool {
+	isTable := c.wantsTable()
+	isJSON := slices.Contains([]string{wire.JSON.ContentType(), "*/*", ""}, c.accepts()[0])
+	if c.what.Resource == "" || c.what.Subresource != "" || !isTable && !isJSON || !p.mayRead(c) || !isAway(reason) {
+		return false
+	}
+	if position := request.PositionOf(c.URL.Query()); position.Continue != "" || position.Exact {
+		return false
+	}
+	var kept time.Time
+	if view, err := p.Cache.Peek(c.key); err == nil {
+		kept = view.Written()
+		_ = view.Close()
+		// The last table of the cloud has columns that are not known here.
+		if isTable && !isPods(c) || isJSON && !c.caller.IsNode {
+			return false
+		}
+	}
+	isAnswered := true // also if there is no turn
+	p.fromCacheInTurn(w, c, func() {
+		f, err := p.newestForm(c)
+		if isAnswered = err == nil && f.Key != c.key && f.Written.After(kept); !isAnswered {
+			return
+		}
+		if err := p.writeForm(w, c, f, isTable); err != nil {
+			p.unavailable(w, c.Request, err)
+		}
+	})
+	return isAnswered
+}
+
+func (c *call) included() table.Include { return table.Include(c.URL.Query().Get(includeObject)) }
+
+func isPods(c *call) bool { return c.what.Group == "" && c.what.Resource == "pods" }
+
+// writeForm answers with a state, as a table or in JSON.
+func (p *Proxy) writeForm(w http.ResponseWriter, c *call, f *form, isTable bool) error {
+	for i, object := range f.objects {
+		if pod, is := object.(typed); is && c.isGated() {
+			f.objects[i] = p.shown(pod, "/api/v1/namespaces/"+pod.GetNamespace()+"/pods/"+pod.GetName())
+		}
+	}
+	var answer any
+	switch {
+	case isTable:
+		t, err := table.Of(f.objects, f.head.ResourceVersion, c.included(), time.Now())
+		if err != nil {
+			return err
+		}
+		answer = t
+	case c.what.Kind == request.Get:
+		answer = f.objects[0]
+	default:
+		list, err := f.head.list()
+		if err != nil {
+			return err
+		}
+		answer = struct {
+			metav1.TypeMeta `json:",inline"`
+			metav1.ListMeta `json:"metadata"`
+
+			Items []runtime.Object `json:"items"`
+		}{
+			metav1.TypeMeta{APIVersion: list.APIVersion, Kind: list.Kind}, metav1.ListMeta{ResourceVersion: f.head.ResourceVersion}, append([]runtime.Object{}, f.objects...),
+		}
+	}
+	body, err := json.Marshal(answer)
+	if err != nil {
+		return err
+	}
+	p.metrics.request(c.what.Kind, fromCache)
+	dated(w, c, f.Written)
+	w.Header().Set("Content-Type", wire.JSON.ContentType())
+	_, _ = w.Write(body)
+	return nil
+}
+
+// podsAsTable answers the node's request for a table of pods. What an API server prints could not be looked into,
+// so the pods themselves are read, pass the gate, and are printed here.
+func (p *Proxy) podsAsTable(w http.ResponseWriter, c *call) {
+	accepts := wire.JSON.ContentType()
+	if f, err := p.newestForm(c); err == nil && c.what.Kind == request.List {
+		if parts := strings.Split(f.Key, "\n"); parts[1] == c.what.Path {
+			accepts = parts[3] // the kubelet reads the same: nothing else has to be kept
+		}
+	}
+	inner := &call{Request: c.Clone(c.Context()), caller: c.caller, began: c.began}
+	inner.Header.Set("Accept", accepts)
+	inner.Header.Del("Accept-Encoding")
+	query := c.URL.Query()
+	for _, name := range []string{includeObject, "limit"} {
+		query.Del(name)
+	}
+	inner.URL = &url.URL{Path: c.URL.Path, RawQuery: query.Encode()}
+	inner.what = request.Of(inner.Request)
+	inner.key = c.caller.Name + "\n" + inner.what.Scope
+	body := &limited{}
+	answer := &ownAnswer{header: http.Header{}, body: body, begun: make(chan struct{})}
+	if inner.what.Kind == request.List {
+		p.list(answer, inner)
+	} else {
+		p.get(answer, inner)
+	}
+	t, err := tableOf(answer, body, c.included())
+	switch {
+	case answer.code == http.StatusOK && err != nil:
+		p.unavailable(w, c.Request, err)
+	case answer.code != http.StatusOK:
+		answer.header.Del("Content-Length")
+		for name, values := range answer.header {
+			w.Header()[name] = values
+		}
+		w.WriteHeader(answer.code)
+		_, _ = w.Write(body.Bytes())
+	default:
+		if at, err := time.Parse(time.RFC3339, answer.header.Get(AsOf)); err == nil {
+			dated(w, c, at)
+		}
+		w.Header().Set("Content-Type", wire.JSON.ContentType())
+		_, _ = w.Write(t)
+	}
+}
+
+// tableOf prints the pods of an answer.
+func tableOf(answer *ownAnswer, body *limited, include table.Include) ([]byte, error) {
+	if answer.code != http.StatusOK {
+		return nil, nil
+	}
+	if body.tooLarge {
+		return nil, errTooLarge
+	}
+	object, _, err := codecs.UniversalDeserializer().Decode(body.Bytes(), nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	objects, version := []runtime.Object{object}, ""
+	if list, is := object.(metav1.ListInterface); is {
+		version = list.GetResourceVersion()
+		if objects, err = meta.ExtractList(object); err != nil {
+			return nil, err
+		}
+	} else if m, is := object.(metav1.Object); is {
+		version = m.GetResourceVersion()
+	} else {
+		return nil, errors.New("the answer is no object")
+	}
+	t, err := table.Of(objects, version, include, time.Now())
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(t)
+}
