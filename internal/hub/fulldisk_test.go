@@ -45,6 +45,8 @@ func TestTheHubRunsOnAFullDisk(t *testing.T) {
 				switch {
 				case isAway.Load():
 					w.WriteHeader(http.StatusServiceUnavailable)
+				case strings.HasPrefix(r.URL.Path, "/api") && r.URL.Path != configMapsPath: // discovery, and what the hub follows
+					w.WriteHeader(http.StatusForbidden)
 				case r.URL.Query().Get("watch") != "":
 					_, _ = io.WriteString(w, streamedConfigMaps)
 					_ = http.NewResponseController(w).Flush()
