@@ -91,8 +91,8 @@ func (c *call) isPartOf(key string) bool {
 	return len(parts) == 4 && parts[2] == query.Encode() && (parts[1] == collection || parts[1] == all)
 }
 
-// fromOtherForm answers a person from what is kept in another form, if that is newer than what is kept of the
-// request itself. It returns false if the request is to be answered as others are.
+// fromOtherForm answers a person from what is kept in another form, if nothing is kept of the request itself, or for
+// a table of pods something older. It returns false if the request is to be answered as others are.
 func (p *Proxy) fromOtherForm(w http.ResponseWriter, c *call, reason error) bool {
 	isTable := c.wantsTable()
 	isJSON := slices.Contains([]string{wire.JSON.ContentType(), "*/*", ""}, c.accepts()[0])
@@ -106,8 +106,8 @@ func (p *Proxy) fromOtherForm(w http.ResponseWriter, c *call, reason error) bool
 	if view, err := p.Cache.Peek(c.key); err == nil {
 		kept = view.Written()
 		_ = view.Close()
-		// The last table of the cloud has columns that are not known here.
-		if isTable && !isPods(c) || isJSON && !c.caller.IsNode {
+		// The last table of the cloud has columns that are not known here, and an object of a later version fields.
+		if isTable && !isPods(c) || isJSON && !c.isForTable {
 			return false
 		}
 	}
@@ -179,7 +179,7 @@ func (p *Proxy) podsAsTable(w http.ResponseWriter, c *call) {
 			accepts = parts[3] // the kubelet reads the same: nothing else has to be kept
 		}
 	}
-	inner := &call{Request: c.Clone(c.Context()), caller: c.caller, began: c.began}
+	inner := &call{Request: c.Clone(c.Context()), caller: c.caller, began: c.began, isForTable: true}
 	inner.Header.Set("Accept", accepts)
 	inner.Header.Del("Accept-Encoding")
 	query := c.URL.Query()
@@ -228,15 +228,17 @@ func tableOf(answer *ownAnswer, body *limited, include table.Include) ([]byte, e
 	if err != nil {
 		return nil, err
 	}
-	objects, version := []runtime.Object{object}, ""
-	if list, is := object.(metav1.ListInterface); is {
-		version = list.GetResourceVersion()
+	objects := []runtime.Object{object}
+	var version string
+	switch o := object.(type) {
+	case metav1.ListInterface:
+		version = o.GetResourceVersion()
 		if objects, err = meta.ExtractList(object); err != nil {
 			return nil, err
 		}
-	} else if m, is := object.(metav1.Object); is {
-		version = m.GetResourceVersion()
-	} else {
+	case metav1.Object:
+		version = o.GetResourceVersion()
+	default:
 		return nil, errors.New("the answer is no object")
 	}
 	t, err := table.Of(objects, version, include, time.Now())

@@ -104,6 +104,8 @@ type call struct {
 	began time.Time
 	// place is the one that it has in the crowd; nil if it is the node's.
 	place *place
+	// isForTable is true if the answer is not sent, but printed.
+	isForTable bool
 	// body is that of a request of somebody else; nil if there is none.
 	body *slowBody
 }
