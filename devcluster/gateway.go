@@ -3,6 +3,7 @@ package devcluster
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -41,6 +42,9 @@ type GatewayValues struct {
 	Server, CAFile string
 	// CertificateFile has the client certificate of the node and its key.
 	CertificateFile string
+	// Kubelet is the address and port of the kubelet, and KubeletCertificateFile has its serving certificate. Both are
+	// "" for a hollow node.
+	Kubelet, KubeletCertificateFile string
 	// Directory is for the gateway's own files; they survive a loss of power.
 	Directory string
 	// ConfigFile is its configuration file.
@@ -82,6 +86,9 @@ func Behind(kubeconfig string, e Endpoint) (string, error) {
 // kubeProxy is the ServiceAccount of a node's Service proxy behind a gateway, in kube-system.
 const kubeProxy = "kube-proxy"
 
+// kubeletPort is where kubelets serve, and kubeletPKI the directory of their own certificates.
+const kubeletPort, kubeletPKI = "10250", "kubelet-pki"
+
 // throughGateway writes the configurations of a node's gateway, and the kubeconfigs of the kubelet
 // and of the Service proxy behind it, and returns the program.
 func (c *Cluster) throughGateway(ctx context.Context, n *realNode, g *Gateway, kubeconfig string) (of realnode.Program, kubelet, proxy string, err error) {
@@ -92,6 +99,7 @@ func (c *Cluster) throughGateway(ctx context.Context, n *realNode, g *Gateway, k
 	auth := direct.AuthInfos[direct.Contexts[direct.CurrentContext].AuthInfo]
 	values := GatewayValues{
 		NodeName: n.Name, Server: c.serverURL(), CAFile: c.pkiPath("ca.crt"),
+		Kubelet: net.JoinHostPort(n.Link.Address.String(), kubeletPort), KubeletCertificateFile: filepath.Join(realnode.Mount, kubeletPKI, "kubelet.crt"),
 		CertificateFile: filepath.Join(realnode.Mount, "node.pem"), Directory: filepath.Join(realnode.Mount, "gateway"), ConfigFile: filepath.Join(realnode.Mount, "gateway.yaml"),
 	}
 	args, config := g.Configure(values)

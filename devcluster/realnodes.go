@@ -472,7 +472,7 @@ func (c *Cluster) writeNodeFiles(ctx context.Context, n *realNode, spec *RealNod
 		program(Kubelet, filepath.Join(c.record.NodesDir, "kubelet"), containerdSocket,
 			"--config="+filepath.Join(realnode.Mount, kubeletFile), "--kubeconfig="+kubeconfig,
 			"--hostname-override="+n.Name, "--node-ip="+n.Link.Address.String(),
-			"--root-dir="+filepath.Join(realnode.Mount, "kubelet"), "--cert-dir="+filepath.Join(realnode.Mount, "kubelet-pki")),
+			"--root-dir="+filepath.Join(realnode.Mount, "kubelet"), "--cert-dir="+filepath.Join(realnode.Mount, kubeletPKI)),
 		program(ServiceProxy, c.nodeProgram(), "", "proxy", proxyConfig, n.Link.Address.String()),
 	)
 	return writeJSON(filepath.Join(n.Dir, "node.json"), n)

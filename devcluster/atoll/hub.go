@@ -59,7 +59,8 @@ cloud:
   caFile: %[5]s
   certificateFile: %[7]s
   returnWithin: 2s
-`, v.NodeName, listen, observe, v.Directory, v.CAFile, v.Server, v.CertificateFile)
+kubelet: {address: %q, certificateFile: %q}
+`, v.NodeName, listen, observe, v.Directory, v.CAFile, v.Server, v.CertificateFile, v.Kubelet, v.KubeletCertificateFile)
 }
 
 // HubProcess is a hub that is a process of the cluster, for hollow nodes and other clients of this

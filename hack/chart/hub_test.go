@@ -145,8 +145,8 @@ func TestTheStaticPod(t *testing.T) {
 			map[string]any{"cloud": servers(nil)}, []string{"/etc/atoll", "/etc/kubernetes/pki", "/var/lib/kubelet/pki"},
 		},
 		"with one of its own": {
-			map[string]any{"cloud": servers(map[string]any{"bootstrapKubeconfig": "/etc/atoll/bootstrap/kubeconfig"}), "cache": map[string]any{"encryptionKeyFile": "/run/keys/hub"}, "observe": "[::1]:9000"},
-			[]string{"/etc/atoll", "/etc/atoll/bootstrap", "/etc/kubernetes/pki", "/run/keys"},
+			map[string]any{"cloud": servers(map[string]any{"bootstrapKubeconfig": "/etc/atoll/bootstrap/kubeconfig"}), "cache": map[string]any{"encryptionKeyFile": "/run/keys/hub"}, "kubelet": map[string]any{"certificateFile": "/run/kubelet/pki/kubelet.crt"}, "observe": "[::1]:9000"},
+			[]string{"/etc/atoll", "/etc/atoll/bootstrap", "/etc/kubernetes/pki", "/run/keys", "/run/kubelet/pki"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

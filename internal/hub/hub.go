@@ -12,6 +12,7 @@
 //	filter     what the proxy and filters of objects know of each other
 //	endpoints  which endpoints of Services clients get, with which addresses
 //	journal    writes of the node that wait for the cloud, on disk
+//	kubelet    what the hub asks the kubelet
 //	uplink     whether the cloud is reachable, and the connections to it
 //	proxy      the answers
 //	config     the configuration file
@@ -43,6 +44,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/files"
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
 	"github.com/atoll-k8s/atoll/internal/hub/journal"
+	"github.com/atoll-k8s/atoll/internal/hub/kubelet"
 	"github.com/atoll-k8s/atoll/internal/hub/panics"
 	"github.com/atoll-k8s/atoll/internal/hub/proxy"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
@@ -138,7 +140,7 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed 
 	}
 	services := newEndpoints(c, caught, log.WithName("services"))
 	p := &proxy.Proxy{
-		Filter: services, Pods: services, Panics: caught,
+		Filter: services, Pods: services, Panics: caught, Kubelet: kubelet.New(c.NodeName, c.Kubelet.Address, c.Kubelet.CertificateFile),
 		Cloud: cloud, Cache: store, Tokens: tokens, Journal: writes, Log: log.WithName("proxy"), MaxBytes: c.Cache.MaxSize.Value(),
 		Recognizer: &identity.Recognizer{NodeName: c.NodeName, Tokens: tokens, ClientRoots: followed.clientRoots, Now: time.Now, Renews: func() bool {
 			e, _ := cloud.Evidence()

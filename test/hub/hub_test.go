@@ -155,13 +155,6 @@ func (r *rig) testAnswers() {
 	online := map[question]answer{}
 	for _, q := range all {
 		direct, over := r.ask(r.direct, q), r.ask(r.over, q)
-		isOfPods := strings.HasPrefix(q.path, podsOfNode) || strings.HasPrefix(q.path, "/api/v1/namespaces/default/pods")
-		if q.identity == "node" && isOfPods && strings.Contains(q.accept, "as=Table") { // it would pass by the gate
-			if over.code != http.StatusNotAcceptable {
-				r.Errorf("%+v is answered %d", q, over.code)
-			}
-			continue
-		}
 		if over.err != nil || over.asOf != "" || over.code != direct.code || over.contentType != direct.contentType || steady(over) != steady(direct) {
 			r.Errorf("%+v: the API server answers %d %s %s\nand the hub %d %s %s %v", q, direct.code, direct.contentType, short(direct.body), over.code, over.contentType, short(over.body), over.err)
 		}

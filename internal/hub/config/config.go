@@ -47,6 +47,8 @@ type Configuration struct {
 	// directory is where the hub keeps its cache and its certificates. It is made with mode 0700.
 	// Default: /var/lib/atoll-hub.
 	Directory string `json:"directory,omitempty"`
+	// kubelet tells how to reach the kubelet of the node, for the logs of its pods.
+	Kubelet Kubelet `json:"kubelet,omitempty"`
 	// cache bounds what is kept on disk.
 	Cache Cache `json:"cache,omitempty"`
 	// services tells whose endpoints of Services are filtered.
@@ -82,6 +84,15 @@ type Cloud struct {
 	// returnWithin spreads the watches that go on when the cloud is reachable again over this time.
 	// From 0s to 5m. Default: 10s.
 	ReturnWithin *metav1.Duration `json:"returnWithin,omitempty"`
+}
+
+// Kubelet tells how to reach the kubelet of the node.
+type Kubelet struct {
+	// address is the address and port at which the kubelet serves. Default: 127.0.0.1:10250.
+	Address string `json:"address,omitempty"`
+	// certificateFile has the kubelet's serving certificate, in PEM. It is read when a connection is made. Default:
+	// /var/lib/kubelet/pki/kubelet-server-current.pem if it is there when the hub starts, else kubelet.crt beside it.
+	CertificateFile string `json:"certificateFile,omitempty"`
 }
 
 // Cache bounds what is kept on disk.
@@ -141,6 +152,12 @@ func (c *Configuration) setDefaults() {
 	if c.Directory == "" {
 		c.Directory = "/var/lib/atoll-hub"
 	}
+	if c.Kubelet.Address == "" {
+		c.Kubelet.Address = "127.0.0.1:10250"
+	}
+	if c.Kubelet.CertificateFile == "" {
+		c.Kubelet.CertificateFile = defaultKubeletCertificate()
+	}
 	if c.Cloud.ReturnWithin == nil {
 		c.Cloud.ReturnWithin = &metav1.Duration{Duration: 10 * time.Second}
 	}
@@ -164,10 +181,25 @@ const credential = "atoll-hub.key"
 // defaultKeyFile returns the path of the credential with the key; "" if systemd gives the hub none.
 func defaultKeyFile() string {
 	path := filepath.Join(os.Getenv("CREDENTIALS_DIRECTORY"), credential)
-	if _, err := os.Stat(path); err != nil || !filepath.IsAbs(path) {
+	if !fileIsThere(path) || !filepath.IsAbs(path) {
 		return ""
 	}
 	return path
+}
+
+// defaultKubeletCertificate returns the path of the certificate that an API server has signed, if there is one, else
+// that of the kubelet's own.
+func defaultKubeletCertificate() string {
+	const directory = "/var/lib/kubelet/pki"
+	if signed := filepath.Join(directory, "kubelet-server-current.pem"); fileIsThere(signed) {
+		return signed
+	}
+	return filepath.Join(directory, "kubelet.crt")
+}
+
+func fileIsThere(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 func defaultNodeName() string {
@@ -199,7 +231,7 @@ func (c *Configuration) validate() error {
 			wrong(fmt.Sprintf("cloud.servers[%d]", i), "%q is not of the form https://host:port", server)
 		}
 	}
-	for _, f := range []struct{ field, address string }{{"listen", c.Listen}, {"observe", c.Observe}} {
+	for _, f := range []struct{ field, address string }{{"listen", c.Listen}, {"observe", c.Observe}, {"kubelet.address", c.Kubelet.Address}} {
 		if _, err := netip.ParseAddrPort(f.address); err != nil {
 			wrong(f.field, "%q is not of the form address:port", f.address)
 		}
@@ -217,6 +249,7 @@ func (c *Configuration) validate() error {
 		{"cloud.caFile", c.Cloud.CAFile, false}, {"clientCAFile", c.ClientCAFile, false}, {"directory", c.Directory, false},
 		{"cloud.certificateFile", c.Cloud.CertificateFile, true}, {"cloud.keyFile", c.Cloud.KeyFile, true},
 		{"cloud.bootstrapKubeconfig", c.Cloud.BootstrapKubeconfig, true}, {"cache.encryptionKeyFile", c.Cache.EncryptionKeyFile, true},
+		{"kubelet.certificateFile", c.Kubelet.CertificateFile, false},
 	} {
 		if (!f.isOptional || f.path != "") && !filepath.IsAbs(f.path) {
 			wrong(f.field, "%q is not an absolute path", f.path)

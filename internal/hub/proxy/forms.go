@@ -54,12 +54,12 @@ func (p *Proxy) newestForm(c *call) (*form, error) {
 	scopes := p.Cache.Scopes()
 	slices.SortStableFunc(scopes, func(a, b cache.Scope) int { return b.Written.Compare(a.Written) })
 	for _, s := range scopes {
-		if !c.isPartOf(s.Key) || s.Bytes > maxForm {
+		if !c.isPartOf(s.Key) || s.Bytes > maxForm || strings.Contains(s.Key, ";"+tableKind) {
 			continue
 		}
 		h, objects, err := p.keptObjects(s.Key)
 		if err != nil || h.Code != http.StatusOK {
-			continue // it is a table, or of a kind that is not known here
+			continue // it is of a kind that is not known here, or the object was not there
 		}
 		objects = slices.DeleteFunc(objects, func(object runtime.Object) bool {
 			m, err := meta.Accessor(object)
@@ -76,7 +76,7 @@ func (p *Proxy) newestForm(c *call) (*form, error) {
 // namespaces, with the same selectors, or for an object any collection that may have it.
 func (c *call) isPartOf(key string) bool {
 	parts := strings.Split(key, "\n")
-	if len(parts) < 4 || parts[0] != c.caller.Name || strings.Contains(parts[3], "as=") {
+	if len(parts) < 4 || parts[0] != c.caller.Name {
 		return false
 	}
 	collection := strings.TrimSuffix(c.what.Path, "/"+c.what.Name)
@@ -89,6 +89,23 @@ func (c *call) isPartOf(key string) bool {
 		query.Del(name)
 	}
 	return len(parts) == 4 && parts[2] == query.Encode() && (parts[1] == collection || parts[1] == all)
+}
+
+// hasWhatIsRead reports whether a request could be answered from a scope: it is part of it, and an object is there.
+func (p *Proxy) hasWhatIsRead(key string, c *call) bool {
+	if !c.isPartOf(key) {
+		return false
+	}
+	if c.what.Kind != request.Get || strings.Split(key, "\n")[1] == c.what.Path {
+		return true
+	}
+	view, err := p.Cache.Peek(key)
+	if err != nil {
+		return false
+	}
+	defer view.Close()
+	_, err = view.Get(c.what.Namespace + "/" + c.what.Name)
+	return err == nil
 }
 
 // fromOtherForm answers a person from what is kept in another form, if nothing is kept of the request itself, or for

@@ -170,3 +170,33 @@ func TestKubectlFindsTheKinds(t *testing.T) {
 		}
 	}
 }
+
+// TestWhatIsRefusedIsGivenInNoForm: not from a list that was read when it was allowed. A list that has no such object
+// stays.
+func TestWhatIsRefusedIsGivenInNoForm(t *testing.T) {
+	n := newNode(t, wire.JSON)
+	somebody := identity.Caller{Name: "subject:https://issuer#somebody", Token: "x"}
+	n.cloud.set(false, func(r *http.Request) (int, string, io.ReadCloser) {
+		switch r.URL.Path {
+		case "/api/v1/namespaces/default/services":
+			return http.StatusOK, "application/json", io.NopCloser(strings.NewReader(`{"kind":"ServiceList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[{"metadata":{"name":"s","namespace":"default"}}]}`))
+		case "/api/v1/namespaces/default/endpoints":
+			return http.StatusOK, "application/json", io.NopCloser(strings.NewReader(`{"kind":"EndpointsList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[{"metadata":{"name":"s","namespace":"default"}}]}`))
+		}
+		return http.StatusForbidden, "application/json", io.NopCloser(strings.NewReader(`{"kind":"Status","apiVersion":"v1","code":403}`))
+	})
+	const services, endpoints = "/api/v1/namespaces/default/services", "/api/v1/namespaces/default/endpoints"
+	for _, path := range []string{services, endpoints, services + "/s", endpoints + "/other"} {
+		n.accepting(somebody, "application/json", path)
+	}
+	n.cloud.set(true, nil)
+	for target, want := range map[string]int{
+		services: http.StatusServiceUnavailable, services + "/s": http.StatusServiceUnavailable, endpoints: http.StatusOK, endpoints + "/s": http.StatusOK,
+	} {
+		for _, accept := range []string{"application/json", ofKubectl} {
+			if w := n.accepting(somebody, accept, target); w.Code != want {
+				t.Errorf("%s as %.20s is answered %d %s", target, accept, w.Code, w.Body)
+			}
+		}
+	}
+}

@@ -231,15 +231,26 @@ func (p *Proxy) keep(c *call, store func(*state) error) bool {
 	return queued
 }
 
-// drop removes what is kept of a scope: the cloud refuses it now, and if it is one of the node, for some time.
+// drop removes what is kept of a scope, and all else from which its requests would be answered: the cloud refuses
+// them now, and if they are the node's, for some time.
 func (p *Proxy) drop(c *call) {
 	if c.caller.IsNode && !p.refusals.isLasting(c.key) {
 		return
 	}
-	p.keep(c, func(s *state) error {
-		*s = state{}
-		return p.Cache.Remove(c.key)
-	})
+	keys := []string{c.key}
+	for _, s := range p.Cache.Scopes() {
+		if s.Key != c.key && p.hasWhatIsRead(s.Key, c) {
+			keys = append(keys, s.Key)
+		}
+	}
+	for _, key := range keys {
+		of := *c
+		of.key = key
+		p.keep(&of, func(st *state) error {
+			*st = state{}
+			return p.Cache.Remove(key)
+		})
+	}
 }
 
 // follow keeps the state of a stream's scope as its events make it. before is the version of the

@@ -21,6 +21,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/filter"
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
 	"github.com/atoll-k8s/atoll/internal/hub/journal"
+	"github.com/atoll-k8s/atoll/internal/hub/kubelet"
 	"github.com/atoll-k8s/atoll/internal/hub/panics"
 	"github.com/atoll-k8s/atoll/internal/hub/request"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
@@ -56,6 +57,8 @@ type Proxy struct {
 	Tokens     *identity.Tokens
 	// Journal keeps writes of the node while the cloud is away: see Replay. nil keeps none.
 	Journal *journal.Journal
+	// Kubelet is that of the node. nil sends requests for logs to the cloud.
+	Kubelet *kubelet.Kubelet
 	// Panics catches those outside of requests, and counts all. nil catches none.
 	Panics *panics.Catcher
 	Log    logr.Logger
@@ -195,6 +198,10 @@ func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, caller identity.C
 		}
 		p.change(w, c)
 	case request.Stream:
+		if p.isOwnLog(c) {
+			p.log(w, c)
+			return
+		}
 		p.pass(w, c)
 	}
 }

@@ -64,6 +64,9 @@ func (p *Proxy) repeat(w http.ResponseWriter, c *call) {
 		p.refuseQuestion(w, c, &http.MaxBytesError{Limit: maxQuestion})
 		return
 	}
+	if p.ofHub(w, c) {
+		return
+	}
 	q, done := p.question(w, c)
 	defer done()
 	response, err := p.send(c, c.Request) // once: it is a POST

@@ -1,0 +1,162 @@
+// Package kubelet reaches the kubelet of the node for who has the node's certificate, with and without the cloud.
+// The kubelet is asked with a token that the hub has made, and asks the API server whose that is and what it may.
+// These questions come through the hub, which answers them itself, for this token only: nobody else ever has it.
+package kubelet
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/uuid"
+)
+
+// user is whom the kubelet takes the hub for.
+const user = "atoll:hub"
+
+const (
+	// answerWithin bounds how long the kubelet may take until it begins an answer. It asks the hub meanwhile.
+	answerWithin = 30 * time.Second
+	// maxReason bounds what is read of why the kubelet refuses a request, in bytes.
+	maxReason = 4 << 10
+)
+
+var codecs = func() serializer.CodecFactory {
+	scheme := runtime.NewScheme()
+	utilruntime.Must(authenticationv1.AddToScheme(scheme))
+	utilruntime.Must(authorizationv1.AddToScheme(scheme))
+	return serializer.NewCodecFactory(scheme)
+}()
+
+// Kubelet is that of the node.
+type Kubelet struct {
+	nodeName, address, certificateFile string
+	// token is shown to the kubelet, and uid is that of its user. Both are random, and in memory only.
+	token, uid string
+	transport  *http.Transport
+}
+
+// New returns the kubelet of a node. It serves at an address and port, with the first certificate of a file in PEM.
+func New(nodeName, address, certificateFile string) *Kubelet {
+	k := &Kubelet{nodeName: nodeName, address: address, certificateFile: certificateFile, token: rand.Text() + rand.Text(), uid: string(uuid.NewUUID())}
+	k.transport = &http.Transport{
+		ResponseHeaderTimeout: answerWithin, TLSHandshakeTimeout: answerWithin, IdleConnTimeout: time.Minute,
+		// Its certificate is signed by nobody whom others know, may be of a name only, and may have expired while
+		// nobody could renew it: it is compared.
+		TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true, VerifyConnection: k.verify}, //nolint:gosec // see above
+	}
+	return k
+}
+
+// verify returns an error unless the certificate of a connection is that of the file.
+func (k *Kubelet) verify(c tls.ConnectionState) error {
+	text, err := os.ReadFile(k.certificateFile)
+	if err != nil {
+		return fmt.Errorf("reading the kubelet's serving certificate: %w", err)
+	}
+	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
+		if block.Type != "CERTIFICATE" {
+			continue
+		}
+		if want, err := x509.ParseCertificate(block.Bytes); err == nil && len(c.PeerCertificates) > 0 && c.PeerCertificates[0].Equal(want) {
+			return nil
+		}
+		break
+	}
+	return fmt.Errorf("who serves at %s has not the certificate of %s", k.address, k.certificateFile)
+}
+
+// RefusedError is the error of a request that the kubelet refuses.
+type RefusedError struct {
+	Code int
+	Text string
+}
+
+// Error implements error.
+func (e *RefusedError) Error() string { return e.Text }
+
+// Log returns what a container has written; query is that of the request to an API server. A RefusedError is what
+// the kubelet says, for example that there is no such pod on the node.
+func (k *Kubelet) Log(ctx context.Context, namespace, pod string, query url.Values) (*http.Response, error) {
+	container := query.Get("container")
+	if container == "" {
+		return nil, &RefusedError{http.StatusBadRequest, "the request names no container: kubectl logs POD -c CONTAINER"}
+	}
+	query.Del("container")
+	target := (&url.URL{Scheme: "https", Host: k.address, RawQuery: query.Encode()}).JoinPath("containerLogs", namespace, pod, container)
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, target.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	r.Header.Set("Authorization", "Bearer "+k.token)
+	response, err := k.transport.RoundTrip(r)
+	if err != nil {
+		return nil, fmt.Errorf("asking the kubelet: %w", err)
+	}
+	if response.StatusCode == http.StatusOK {
+		return response, nil
+	}
+	defer response.Body.Close()
+	reason, _ := io.ReadAll(io.LimitReader(response.Body, maxReason))
+	text := strings.TrimSpace(string(reason))
+	switch response.StatusCode {
+	case http.StatusUnauthorized, http.StatusForbidden:
+		return nil, fmt.Errorf("the kubelet refuses the hub (%s %s): it needs authentication.webhook.enabled and authorization.mode Webhook, and a kubeconfig that leads to the hub", response.Status, text)
+	}
+	return nil, &RefusedError{response.StatusCode, text}
+}
+
+// Review answers a TokenReview or a SubjectAccessReview of the kubelet that is about the hub. It returns nil for all
+// others, which are for the API server.
+func (k *Kubelet) Review(question []byte) runtime.Object {
+	if !bytes.Contains(question, []byte(k.token)) && !bytes.Contains(question, []byte(k.uid)) {
+		return nil
+	}
+	object, _, err := codecs.UniversalDeserializer().Decode(question, nil, nil)
+	if err != nil {
+		return nil
+	}
+	switch review := object.(type) {
+	case *authenticationv1.TokenReview:
+		if review.Spec.Token != k.token {
+			return nil
+		}
+		review.APIVersion, review.Kind = authenticationv1.SchemeGroupVersion.String(), "TokenReview"
+		review.Spec.Token = "" // nobody has to read it again
+		review.Status = authenticationv1.TokenReviewStatus{Authenticated: true, User: authenticationv1.UserInfo{Username: user, UID: k.uid}, Audiences: review.Spec.Audiences}
+		return review
+	case *authorizationv1.SubjectAccessReview:
+		if review.Spec.User != user || review.Spec.UID != k.uid {
+			return nil
+		}
+		review.APIVersion, review.Kind = authorizationv1.SchemeGroupVersion.String(), "SubjectAccessReview"
+		a := review.Spec.ResourceAttributes
+		review.Status.Allowed = a != nil && a.Verb == "get" && a.Group == "" && a.Resource == "nodes" && a.Subresource == "proxy" && a.Name == k.nodeName
+		return review
+	}
+	return nil
+}
+
+// ReasonOf returns the code and the text for a client whose request failed.
+func ReasonOf(err error) (code int, text string) {
+	if refused := (*RefusedError)(nil); errors.As(err, &refused) {
+		return refused.Code, refused.Text
+	}
+	return http.StatusServiceUnavailable, err.Error()
+}
