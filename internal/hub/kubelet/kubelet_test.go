@@ -28,7 +28,7 @@ func encode(t *testing.T, encoding string, object runtime.Object) []byte {
 		t.Fatal(encoding)
 	}
 	var text bytes.Buffer
-	if err := codecs.EncoderForVersion(info.Serializer, runtime.InternalGroupVersioner).Encode(object, &text); err != nil {
+	if err := codecs.EncoderForVersion(info.Serializer, object.GetObjectKind().GroupVersionKind().GroupVersion()).Encode(object, &text); err != nil {
 		t.Fatal(err)
 	}
 	return text.Bytes()

@@ -163,6 +163,10 @@ func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, caller identity.C
 		p.podsAsTable(w, c)
 		return
 	}
+	if p.isOwnLog(c) {
+		p.log(w, c)
+		return
+	}
 	if why := c.wouldPassTheGate(); why != "" {
 		p.refuse(w, r, http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable, "the node's hub cannot tell which of these pods may reach the node: "+why)
 		return
@@ -198,10 +202,6 @@ func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, caller identity.C
 		}
 		p.change(w, c)
 	case request.Stream:
-		if p.isOwnLog(c) {
-			p.log(w, c)
-			return
-		}
 		p.pass(w, c)
 	}
 }
