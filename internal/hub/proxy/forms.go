@@ -27,6 +27,9 @@ import (
 // has of its object.
 const tableKind, includeObject = "as=table", "includeObject"
 
+// sameAge is what two states that were read at once may differ in age: each is stored after its answer.
+const sameAge = time.Second
+
 // maxForm bounds what is read for an answer in another form, in bytes: all of it is in memory then, several times.
 const maxForm = 8 << 20
 
@@ -131,7 +134,7 @@ func (p *Proxy) fromOtherForm(w http.ResponseWriter, c *call, reason error) bool
 	isAnswered := true // also if there is no turn
 	p.fromCacheInTurn(w, c, func() {
 		f, err := p.newestForm(c)
-		if isAnswered = err == nil && f.Key != c.key && f.Written.After(kept); !isAnswered {
+		if isAnswered = err == nil && f.Key != c.key && f.Written.Sub(kept) > sameAge; !isAnswered {
 			return
 		}
 		if err := p.writeForm(w, c, f, isTable); err != nil {
