@@ -34,6 +34,9 @@ func (s *Store) shareOf(key string) Share {
 	return s.max.ShareOf(key)
 }
 
+// RankOf returns the rank of the share of a scope.
+func (s *Store) RankOf(key string) int { return s.shareOf(key).Rank }
+
 // maxLive returns how many bytes a scope may have.
 func (s *Store) maxLive(of Share) int64 {
 	if of.MaxBytes > 0 {

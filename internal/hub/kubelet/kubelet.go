@@ -25,14 +25,16 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // user is whom the kubelet takes the hub for.
 const user = "atoll:hub"
 
 const (
-	// answerWithin bounds how long the kubelet may take until it begins an answer. It asks the hub meanwhile.
-	answerWithin = 30 * time.Second
+	// greetWithin bounds how long the kubelet may take for the handshake of TLS. How long it may take for an answer is
+	// not bounded: to a request that follows a quiet container it sends nothing, not even headers.
+	greetWithin = 10 * time.Second
 	// maxReason bounds what is read of why the kubelet refuses a request, in bytes.
 	maxReason = 4 << 10
 )
@@ -56,7 +58,7 @@ type Kubelet struct {
 func New(nodeName, address, certificateFile string) *Kubelet {
 	k := &Kubelet{nodeName: nodeName, address: address, certificateFile: certificateFile, token: rand.Text() + rand.Text(), uid: string(uuid.NewUUID())}
 	k.transport = &http.Transport{
-		ResponseHeaderTimeout: answerWithin, TLSHandshakeTimeout: answerWithin, IdleConnTimeout: time.Minute,
+		TLSHandshakeTimeout: greetWithin, IdleConnTimeout: time.Minute,
 		// Its certificate is signed by nobody whom others know, may be of a name only, and may have expired while
 		// nobody could renew it: it is compared.
 		TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true, VerifyConnection: k.verify}, //nolint:gosec // see above
@@ -97,6 +99,11 @@ func (k *Kubelet) Log(ctx context.Context, namespace, pod string, query url.Valu
 	container := query.Get("container")
 	if container == "" {
 		return nil, &RefusedError{http.StatusBadRequest, "the request names no container: kubectl logs POD -c CONTAINER"}
+	}
+	for _, name := range []string{namespace, pod, container} {
+		if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 { // it would be another path
+			return nil, &RefusedError{http.StatusBadRequest, fmt.Sprintf("%q is no name: %s", name, problems[0])}
+		}
 	}
 	query.Del("container")
 	target := (&url.URL{Scheme: "https", Host: k.address, RawQuery: query.Encode()}).JoinPath("containerLogs", namespace, pod, container)

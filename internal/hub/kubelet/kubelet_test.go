@@ -123,6 +123,12 @@ func TestTheTokenReachesTheKubeletOnly(t *testing.T) {
 			t.Errorf("%d is answered %d %s", code, got, text)
 		}
 	}
+	if _, err := ask(url.Values{"container": {"../../../pods"}}); err == nil {
+		t.Error("a path is taken for a container")
+	}
+	if k.transport.ResponseHeaderTimeout != 0 {
+		t.Error("a request that follows a quiet container ends")
+	}
 	if _, err := ask(url.Values{}); err == nil {
 		t.Error("without a container the kubelet is asked")
 	} else if got, _ := ReasonOf(err); got != http.StatusBadRequest || errors.Is(err, os.ErrNotExist) {

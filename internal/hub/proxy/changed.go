@@ -13,8 +13,9 @@ import (
 // made it: a client that read that something is not there, and creates it, may never read it again.
 func (p *Proxy) change(w http.ResponseWriter, c *call) {
 	object := strings.TrimSuffix(c.URL.Path, "/"+c.what.Subresource)
-	creates := c.Method == http.MethodPost && c.what.Name == ""
-	if c.what.Resource == "" || c.what.Group == "" && c.what.Resource == "pods" || c.URL.Query().Has("dryRun") || len(p.keptOf(c, object, creates)) == 0 {
+	isOfAll := c.what.Name == "" // a creation, or the deletion of a collection
+	creates := isOfAll && c.Method == http.MethodPost
+	if c.what.Resource == "" || c.what.Group == "" && c.what.Resource == "pods" || c.URL.Query().Has("dryRun") || len(p.keptOf(c, object, isOfAll)) == 0 {
 		p.pass(w, c)
 		return
 	}
@@ -31,7 +32,8 @@ func (p *Proxy) change(w http.ResponseWriter, c *call) {
 		return
 	}
 	h, body := documentHead(response), []byte(nil)
-	if c.Method != http.MethodDelete && !answer.tooLarge {
+	isObject := c.what.Subresource == "" || c.what.Subresource == "status" // and no Scale
+	if c.Method != http.MethodDelete && !answer.tooLarge && isObject {
 		h.Code, body = http.StatusOK, bytes.Clone(answer.body)
 	}
 	if creates {
@@ -42,7 +44,7 @@ func (p *Proxy) change(w http.ResponseWriter, c *call) {
 		object += "/" + name
 	}
 	get := request.Of(&http.Request{Method: http.MethodGet, URL: &url.URL{Path: object}, Header: http.Header{"Accept": c.Header.Values("Accept")}})
-	for _, key := range p.keptOf(c, object, false) {
+	for _, key := range p.keptOf(c, object, isOfAll && !creates) {
 		read := &call{Request: c.Request, caller: c.caller, what: get, key: key}
 		p.keep(read, func(s *state) error {
 			if body != nil && key == c.caller.Name+"\n"+get.Scope {

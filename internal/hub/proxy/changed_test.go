@@ -83,3 +83,32 @@ func TestWhatAClientCreatesIsKept(t *testing.T) {
 	do(http.MethodDelete, one, accept)
 	offline("deleted", accept, http.StatusServiceUnavailable, "")
 }
+
+// TestOtherChangesLeaveNothingWrong: a Scale is not its Deployment, and a collection that was deleted is not there.
+func TestOtherChangesLeaveNothingWrong(t *testing.T) {
+	const deployment, maps = "/apis/apps/v1/namespaces/default/deployments/web", "/api/v1/namespaces/default/configmaps"
+	n := newNode(t, wire.JSON)
+	somebody := identity.Caller{Name: "subject:https://issuer#somebody", Token: "x"}
+	n.cloud.set(false, func(r *http.Request) (int, string, io.ReadCloser) {
+		return http.StatusOK, "application/json", io.NopCloser(strings.NewReader(`{"kind":"Of ` + r.URL.Path + `"}`))
+	})
+	for _, path := range []string{deployment, maps + "/c"} {
+		n.accepting(somebody, "application/json", path)
+	}
+	for method, target := range map[string]string{http.MethodPut: deployment + "/scale", http.MethodDelete: maps} {
+		r := httptest.NewRequestWithContext(t.Context(), method, target, strings.NewReader("{}"))
+		r.Header.Set("Accept", "application/json")
+		w := httptest.NewRecorder()
+		n.answer(w, r, somebody)
+		n.Wait()
+		if w.Code != http.StatusOK {
+			t.Fatalf("%s %s is answered %d", method, target, w.Code)
+		}
+	}
+	n.cloud.set(true, nil)
+	for _, path := range []string{deployment, maps + "/c"} {
+		if w := n.accepting(somebody, "application/json", path); w.Code != http.StatusServiceUnavailable {
+			t.Errorf("%s is answered %d %s", path, w.Code, w.Body)
+		}
+	}
+}

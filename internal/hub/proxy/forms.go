@@ -56,8 +56,9 @@ type form struct {
 func (p *Proxy) newestForm(c *call) (*form, error) {
 	scopes := p.Cache.Scopes()
 	slices.SortStableFunc(scopes, func(a, b cache.Scope) int { return b.Written.Compare(a.Written) })
+	isRefused := c.what.Kind == request.Get && p.refusals.isNoted(c.ofAnyForm())
 	for _, s := range scopes {
-		if !c.isPartOf(s.Key) || s.Bytes > maxForm || strings.Contains(s.Key, ";"+tableKind) {
+		if isRefused || !c.isPartOf(s.Key) || s.Bytes > maxForm || strings.Contains(s.Key, ";"+tableKind) {
 			continue
 		}
 		h, objects, err := p.keptObjects(s.Key)
@@ -94,22 +95,8 @@ func (c *call) isPartOf(key string) bool {
 	return len(parts) == 4 && parts[2] == query.Encode() && (parts[1] == collection || parts[1] == all)
 }
 
-// hasWhatIsRead reports whether a request could be answered from a scope: it is part of it, and an object is there.
-func (p *Proxy) hasWhatIsRead(key string, c *call) bool {
-	if !c.isPartOf(key) {
-		return false
-	}
-	if c.what.Kind != request.Get || strings.Split(key, "\n")[1] == c.what.Path {
-		return true
-	}
-	view, err := p.Cache.Peek(key)
-	if err != nil {
-		return false
-	}
-	defer view.Close()
-	_, err = view.Get(c.what.Namespace + "/" + c.what.Name)
-	return err == nil
-}
+// ofAnyForm is what a caller reads, in any form.
+func (c *call) ofAnyForm() string { return c.caller.Name + "\n" + c.what.Path }
 
 // fromOtherForm answers a person from what is kept in another form, if nothing is kept of the request itself, or for
 // a table of pods something older. It returns false if the request is to be answered as others are.

@@ -171,8 +171,7 @@ func TestKubectlFindsTheKinds(t *testing.T) {
 	}
 }
 
-// TestWhatIsRefusedIsGivenInNoForm: not from a list that was read when it was allowed. A list that has no such object
-// stays.
+// TestWhatIsRefusedIsGivenInNoForm: not from a list, which may be allowed and stays.
 func TestWhatIsRefusedIsGivenInNoForm(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	somebody := identity.Caller{Name: "subject:https://issuer#somebody", Token: "x"}
@@ -191,7 +190,7 @@ func TestWhatIsRefusedIsGivenInNoForm(t *testing.T) {
 	}
 	n.cloud.set(true, nil)
 	for target, want := range map[string]int{
-		services: http.StatusServiceUnavailable, services + "/s": http.StatusServiceUnavailable, endpoints: http.StatusOK, endpoints + "/s": http.StatusOK,
+		services: http.StatusOK, services + "/s": http.StatusServiceUnavailable, endpoints: http.StatusOK, endpoints + "/s": http.StatusOK,
 	} {
 		for _, accept := range []string{"application/json", ofKubectl} {
 			if w := n.accepting(somebody, accept, target); w.Code != want {

@@ -231,15 +231,16 @@ func (p *Proxy) keep(c *call, store func(*state) error) bool {
 	return queued
 }
 
-// drop removes what is kept of a scope, and all else from which its requests would be answered: the cloud refuses
-// them now, and if they are the node's, for some time.
+// drop removes what is kept of a scope, and of what it reads in other forms: the cloud refuses them now, and if they
+// are those of the node or of a client of Services, for some time. Lists that have the object stay: they are of another right.
 func (p *Proxy) drop(c *call) {
-	if c.caller.IsNode && !p.refusals.isLasting(c.key) {
+	if isLasting := p.refusals.isLasting(c.key); p.Cache.RankOf(c.key) > 0 && !isLasting {
 		return
 	}
+	p.refusals.isLasting(c.ofAnyForm())
 	keys := []string{c.key}
 	for _, s := range p.Cache.Scopes() {
-		if s.Key != c.key && p.hasWhatIsRead(s.Key, c) {
+		if s.Key != c.key && c.isPartOf(s.Key) && (c.what.Kind != request.Get || strings.HasPrefix(s.Key, c.ofAnyForm()+"\n")) {
 			keys = append(keys, s.Key)
 		}
 	}

@@ -261,9 +261,10 @@ func (p *Proxy) send(c *call, r *http.Request) (*http.Response, error) {
 		p.metrics.request(c.what.Kind, fromCloud)
 		if c.caller.IsNode {
 			p.metrics.answer(response.StatusCode)
-			if response.StatusCode/100 == 2 {
-				p.refusals.end(c.key)
-			}
+		}
+		if response.StatusCode/100 == 2 {
+			p.refusals.end(c.key)
+			p.refusals.end(c.ofAnyForm())
 		}
 	}
 	if err != nil || c.caller.IsNode {

@@ -11,7 +11,7 @@ import (
 // node that starts no pod. For the node itself little is protected by dropping them: it has had them.
 const refusedFor = 5 * time.Minute
 
-// refusals are since when the cloud refuses requests of the node, by their scopes.
+// refusals are since when the cloud refuses requests, by their scopes, and by what others than the node read.
 type refusals struct {
 	mu    sync.Mutex
 	since map[string]time.Time
@@ -38,6 +38,14 @@ func (r *refusals) isLasting(key string) bool {
 	}
 	r.since[key] = time.Now()
 	return false
+}
+
+// isNoted reports whether a refusal is noted, with no success since.
+func (r *refusals) isNoted(key string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, is := r.since[key]
+	return is
 }
 
 // forgetLocked forgets the refusal that began first.

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
@@ -99,4 +100,21 @@ func TestTheRefusalsThatAreRememberedAreBounded(t *testing.T) {
 			t.Error("the first one is remembered")
 		}
 	})
+}
+
+// TestClientsOfServicesSurviveShortRefusals: kube-proxy is refused once by an API server that starts, and cut off.
+func TestClientsOfServicesSurviveShortRefusals(t *testing.T) {
+	const user = "system:serviceaccount:kube-system:kube-proxy"
+	n := newNodeOn(t, wire.JSON, cache.Options{ShareOf: Shares(1<<20, []string{user})})
+	client := identity.Caller{Name: "subject:https://issuer#" + user, Token: "x"}
+	n.cloud.set(false, func(*http.Request) (int, string, io.ReadCloser) {
+		return http.StatusOK, "application/json", io.NopCloser(strings.NewReader(`{"kind":"ServiceList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[]}`))
+	})
+	n.accepting(client, "application/json", "/api/v1/services")
+	n.refusing(http.StatusForbidden)
+	n.accepting(client, "application/json", "/api/v1/services")
+	n.cloud.set(true, nil)
+	if w := n.accepting(client, "application/json", "/api/v1/services"); w.Code != http.StatusOK {
+		t.Errorf("it is answered %d %s", w.Code, w.Body)
+	}
 }

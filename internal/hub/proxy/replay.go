@@ -201,13 +201,13 @@ func (p *Proxy) replayAll(ctx context.Context, later map[string]retry, restAt ti
 			err = fmt.Errorf("%w: %w", errRefused, caught) // the next attempt would be no better, and later writes would wait
 		}
 		r := later[e.Object]
-		if errors.Is(err, errForbidden) {
-			if r.forbidden.IsZero() {
-				r.forbidden = time.Now()
-			}
-			if time.Since(r.forbidden) >= forbiddenWithin {
-				err = fmt.Errorf("%w: %w", errRefused, err)
-			}
+		switch {
+		case !errors.Is(err, errForbidden):
+			r.forbidden = time.Time{}
+		case r.forbidden.IsZero():
+			r.forbidden = time.Now()
+		case time.Since(r.forbidden) >= forbiddenWithin:
+			err = fmt.Errorf("%w: %w", errRefused, err)
 		}
 		switch {
 		case err == nil:

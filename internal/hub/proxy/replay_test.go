@@ -463,3 +463,21 @@ func TestWritesWithoutACertificateAreKept(t *testing.T) {
 		t.Errorf("the Lease is not kept: %d %s", w.Code, w.Body)
 	}
 }
+
+// TestForbiddenIsCountedWithoutABreak: what is between two refusals, such as an outage, makes them two.
+func TestForbiddenIsCountedWithoutABreak(t *testing.T) {
+	e := newEdge(t, wire.JSON)
+	e.do(http.MethodPost, eventsPath, "application/json", e.body(anEvent("e-1", 1), gvks["events"]))
+	later := map[string]retry{}
+	for i, code := range []int{http.StatusForbidden, http.StatusInternalServerError} {
+		e.server.lock(func() { e.server.refuse = map[string]int{"/e-1": code} })
+		e.comeBack(eventsPath + "/e-1")
+		e.replayAll(t.Context(), later, time.Time{})
+		if r := later[eventsPath+"/e-1"]; r.forbidden.IsZero() != (i > 0) {
+			t.Errorf("after %d it is forbidden since %s", code, r.forbidden)
+		}
+		r := later[eventsPath+"/e-1"]
+		r.at = time.Time{}
+		later[eventsPath+"/e-1"] = r
+	}
+}

@@ -37,7 +37,7 @@ func (p *Proxy) Retain() {
 // all of these kinds. Each one names what comes after it.
 var (
 	naming = []string{"persistentvolumeclaims", "persistentvolumes", "volumeattachments", "serviceaccounts"}
-	ofPods = append(naming, "secrets", "configmaps", "pods")
+	ofPods = append(naming, "secrets", "configmaps", "pods", "resourceclaims")
 )
 
 // needs are what the pods of a node need.
@@ -52,7 +52,7 @@ type needs struct {
 func (p *Proxy) retain(before time.Time) error {
 	n := &needs{pods: sets.New[types.UID](), namespaced: sets.New[string](), anywhere: sets.New[string]()}
 	kept := map[string][]cache.Scope{}
-	isKnown := false
+	var list cache.Scope // the newest one, in whatever form
 	for _, s := range p.Cache.Scopes() {
 		if !isOfNode(s.Key) {
 			continue
@@ -62,21 +62,23 @@ func (p *Proxy) retain(before time.Time) error {
 		case name != "":
 			kept[what.Resource] = append(kept[what.Resource], s)
 		case strings.HasPrefix(s.Key, p.podsOfNode()) && !strings.Contains(s.Key, "as="):
-			if s.Stale != nil && !errors.Is(s.Stale, cache.ErrReopened) {
-				return s.Stale // there may be later pods
-			}
-			h, pods, err := p.keptObjects(s.Key)
-			if err != nil {
-				return err
-			}
-			isKnown = isKnown || h.List != nil
-			for _, pod := range pods {
-				n.add(pod)
+			if s.Written.After(list.Written) {
+				list = s
 			}
 		}
 	}
-	if !isKnown {
+	if list.Key == "" {
 		return nil
+	}
+	if list.Stale != nil && !errors.Is(list.Stale, cache.ErrReopened) {
+		return list.Stale // there may be later pods
+	}
+	h, pods, err := p.keptObjects(list.Key)
+	if err != nil || h.List == nil {
+		return err
+	}
+	for _, pod := range pods {
+		n.add(pod)
 	}
 	for _, resource := range ofPods {
 		for _, s := range kept[resource] {
@@ -129,7 +131,7 @@ func readBy(key string) (what request.Request, name string) {
 func (n *needs) need(what *request.Request, name string, objects []runtime.Object) bool {
 	inNamespace := n.namespaced.Has(what.Namespace + "/" + name)
 	switch what.Resource {
-	case "persistentvolumeclaims", "configmaps", "pods":
+	case "persistentvolumeclaims", "configmaps", "pods", "resourceclaims":
 		return inNamespace
 	case "secrets":
 		return inNamespace || n.anywhere.Has(name)

@@ -132,6 +132,7 @@ func TestWhatPodsHaveStaysAsLongAsTheyDo(t *testing.T) {
 			list := func(pods ...corev1.Pod) {
 				cloud.at["/api/v1/pods"] = &corev1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: "2"}, Items: pods}
 				n.ask(t.Context(), podsOfNode)
+				n.Wait()
 			}
 			list(*withAll("stays"), *withAll("goes"))
 			want := []string{"/api/v1/nodes/a", "/api/v1/pods", storage + "/csinodes/a"}
@@ -216,5 +217,34 @@ func TestNothingTakesThePlaceOfWhatTheNodeReads(t *testing.T) {
 	}
 	if node, proxy, others := of(); node != 1 || proxy != 1 || others < 5 || others > 9 {
 		t.Errorf("beside many identities, kept are %d scopes of the node, %d of kube-proxy, and %d of others", node, proxy, others)
+	}
+}
+
+// TestOnlyTheNewestListNeeds: a list that a person read once keeps nothing of pods that are gone, and claims of devices
+// go with their pods.
+func TestOnlyTheNewestListNeeds(t *testing.T) {
+	n := newNode(t, wire.JSON)
+	goes := pod("goes", "2", 2, nil, func(p *corev1.Pod) { p.Spec.ImagePullSecrets = []corev1.LocalObjectReference{{Name: "pull"}} })
+	const secret, claim = "/api/v1/namespaces/default/secrets/pull", "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/gpu"
+	cloud := &answering{Cloud: n.cloud, node: n, at: map[string]runtime.Object{
+		secret: &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "pull"}},
+		claim:  &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "gpu"}},
+	}}
+	n.Proxy.Cloud = cloud
+	list := func(accept string, pods ...corev1.Pod) {
+		cloud.at["/api/v1/pods"] = &corev1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: "2"}, Items: pods}
+		n.accepting(identity.OfNode(), accept, podsOfNode)
+	}
+	list("application/json, */*", *goes)
+	n.accepting(identity.OfNode(), "application/json", secret)
+	n.accepting(identity.OfNode(), "application/json", claim)
+	list("application/json")
+	if err := n.retain(time.Now().Add(time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range n.pathsOf() {
+		if path == secret || path == claim {
+			t.Errorf("%s stays", path)
+		}
 	}
 }

@@ -33,7 +33,9 @@ func Of(objects []runtime.Object, version string, include Include, now time.Time
 		}
 		row := metav1.TableRow{Cells: []any{m.GetName(), age(m.GetCreationTimestamp(), now)}}
 		if pod, is := object.(*corev1.Pod); is {
-			t.ColumnDefinitions = podColumns
+			pod = pod.DeepCopy()
+			pod.APIVersion, pod.Kind = "v1", "Pod" // which an item of a list does not say
+			object, t.ColumnDefinitions = pod, podColumns
 			row.Cells = cellsOf(pod, now)
 		}
 		switch include {
