@@ -8,10 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 
-	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
@@ -83,18 +79,15 @@ func Behind(kubeconfig string, e Endpoint) (string, error) {
 	return path, nil
 }
 
-// kubeProxy is the ServiceAccount of a node's Service proxy behind a gateway, in kube-system.
-const kubeProxy = "kube-proxy"
-
 // kubeletPort is where kubelets serve, and kubeletPKI the directory of their own certificates.
 const kubeletPort, kubeletPKI = "10250", "kubelet-pki"
 
 // throughGateway writes the configurations of a node's gateway, and the kubeconfigs of the kubelet
-// and of the Service proxy behind it, and returns the program.
-func (c *Cluster) throughGateway(ctx context.Context, n *realNode, g *Gateway, kubeconfig string) (of realnode.Program, kubelet, proxy string, err error) {
+// and of the Service proxy behind it, and returns the program, and where it serves.
+func (c *Cluster) throughGateway(ctx context.Context, n *realNode, g *Gateway, kubeconfig string) (of realnode.Program, on Endpoint, kubelet, proxy string, err error) {
 	direct, err := clientcmd.LoadFromFile(kubeconfig)
 	if err != nil {
-		return of, "", "", fmt.Errorf("reading the kubeconfig of node %q: %w", n.Name, err)
+		return of, on, "", "", fmt.Errorf("reading the kubeconfig of node %q: %w", n.Name, err)
 	}
 	auth := direct.AuthInfos[direct.Contexts[direct.CurrentContext].AuthInfo]
 	values := GatewayValues{
@@ -103,47 +96,26 @@ func (c *Cluster) throughGateway(ctx context.Context, n *realNode, g *Gateway, k
 		CertificateFile: filepath.Join(realnode.Mount, "node.pem"), Directory: filepath.Join(realnode.Mount, "gateway"), ConfigFile: filepath.Join(realnode.Mount, "gateway.yaml"),
 	}
 	args, config := g.Configure(values)
-	proxyConfig, err := c.kubeProxyConfig(ctx)
+	proxyConfig, err := c.accountConfig(ctx, KubeProxy, stockServices[0].rules)
 	if err != nil {
-		return of, "", "", err
+		return of, on, "", "", err
 	}
-	on := Endpoint{URL: g.URL, CAFile: filepath.Join(values.Directory, g.CAFile)}
+	on = Endpoint{URL: g.URL, CAFile: filepath.Join(values.Directory, g.CAFile)}
 	ofKubelet, err := on.lead(direct)
 	if err != nil {
-		return of, "", "", fmt.Errorf("writing the kubeconfig of node %q: %w", n.Name, err)
+		return of, on, "", "", fmt.Errorf("writing the kubeconfig of node %q: %w", n.Name, err)
 	}
 	ofProxy, err := on.lead(proxyConfig)
 	if err != nil {
-		return of, "", "", fmt.Errorf("writing the kubeconfig of the Service proxy of node %q: %w", n.Name, err)
+		return of, on, "", "", fmt.Errorf("writing the kubeconfig of the Service proxy of node %q: %w", n.Name, err)
 	}
 	for name, content := range map[string][]byte{
 		"node.pem": slices.Concat(auth.ClientCertificateData, auth.ClientKeyData), "gateway.yaml": config,
 		"kubelet.kubeconfig": ofKubelet, "proxy.kubeconfig": ofProxy,
 	} {
 		if err := os.WriteFile(filepath.Join(n.Dir, name), content, 0o600); err != nil {
-			return of, "", "", fmt.Errorf("writing %s of node %q: %w", name, n.Name, err)
+			return of, on, "", "", fmt.Errorf("writing %s of node %q: %w", name, n.Name, err)
 		}
 	}
-	return realnode.Program{Name: g.Name, Path: g.Path, Args: args}, filepath.Join(realnode.Mount, "kubelet.kubeconfig"), filepath.Join(realnode.Mount, "proxy.kubeconfig"), nil
-}
-
-// kubeProxyConfig returns a kubeconfig with a token of the ServiceAccount kube-proxy, which it
-// makes if it is not there.
-func (c *Cluster) kubeProxyConfig(ctx context.Context) (*clientcmdapi.Config, error) {
-	_, err := c.client.CoreV1().ServiceAccounts(metav1.NamespaceSystem).Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: kubeProxy}}, metav1.CreateOptions{})
-	_, errBinding := c.client.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "devcluster:" + kubeProxy},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:node-proxier"},
-		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: metav1.NamespaceSystem, Name: kubeProxy}},
-	}, metav1.CreateOptions{})
-	for _, err := range []error{err, errBinding} {
-		if err != nil && !apierrors.IsAlreadyExists(err) {
-			return nil, fmt.Errorf("making the ServiceAccount of Service proxies: %w", err)
-		}
-	}
-	path, err := c.ServiceAccountKubeconfig(ctx, metav1.NamespaceSystem, kubeProxy)
-	if err != nil {
-		return nil, err
-	}
-	return clientcmd.LoadFromFile(path)
+	return realnode.Program{Name: g.Name, Path: g.Path, Args: args}, on, filepath.Join(realnode.Mount, "kubelet.kubeconfig"), filepath.Join(realnode.Mount, "proxy.kubeconfig"), nil
 }

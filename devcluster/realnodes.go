@@ -12,12 +12,15 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"text/template"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/yaml"
 
 	"github.com/atoll-k8s/atoll/devcluster/images"
@@ -77,6 +80,10 @@ type RealNodeSpec struct {
 	// Gateway is the program by which the kubelet and the Service proxy reach the API server. nil means
 	// that they reach it themselves.
 	Gateway *Gateway
+	// StockServices runs kube-proxy and CoreDNS in the place of devcluster's Service proxy: see
+	// [StockServicesMissing]. StockNetwork lets flannel (host-gw) make the routes to the pods of the other nodes of
+	// the pool.
+	StockServices, StockNetwork bool
 }
 
 // RealNodesMissing returns what this machine lacks for real nodes; nil if it lacks nothing.
@@ -260,6 +267,9 @@ func (c *Cluster) startRealNode(ctx context.Context, spec RealNodeSpec) (err err
 	if err != nil {
 		return err
 	}
+	if spec.StockNetwork {
+		node.Spec.PodCIDR, node.Spec.PodCIDRs = n.Link.Pods.String(), []string{n.Link.Pods.String()}
+	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, c.clearRealNode(context.WithoutCancel(ctx), spec.Name))
@@ -325,7 +335,7 @@ func (c *Cluster) place(ctx context.Context, spec RealNodeSpec) (*realNode, erro
 		if taken[address] {
 			continue
 		}
-		n.Link = link.Node{Name: spec.Name, Pool: spec.Pool, Address: address, Pods: netip.PrefixFrom(netip.AddrFrom4([4]byte{base[0], base[1], 100 + i, 0}), 24)}
+		n.Link = link.Node{Name: spec.Name, Pool: spec.Pool, Address: address, OwnRoutes: spec.StockNetwork, Pods: netip.PrefixFrom(netip.AddrFrom4([4]byte{base[0], base[1], 100 + i, 0}), 24)}
 		if err := os.MkdirAll(filepath.Join(n.Dir, "logs"), 0o700); err != nil {
 			return nil, fmt.Errorf("making the directory of node %q: %w", spec.Name, err)
 		}
@@ -436,6 +446,19 @@ func (c *Cluster) writeNodeFiles(ctx context.Context, n *realNode, spec *RealNod
 	if err != nil {
 		return err
 	}
+	var gateway realnode.Program
+	lead := func(config *clientcmdapi.Config) ([]byte, error) { return clientcmd.Write(*config) }
+	if g := spec.Gateway; g != nil {
+		var on Endpoint
+		if gateway, on, kubeconfig, proxyConfig, err = c.throughGateway(ctx, n, g, kubeconfig); err != nil {
+			return err
+		}
+		lead = on.lead
+	}
+	stock, err := c.stock(ctx, n, spec, lead)
+	if err != nil {
+		return err
+	}
 	values := struct{ Dir, Programs, Runc, Address, Pods, CA, Domain string }{
 		realnode.Mount, c.record.NodesDir, filepath.Join(filepath.Dir(c.nodeProgram()), realnode.RuncName),
 		n.Link.Address.String(), n.Link.Pods.String(), c.pkiPath("ca.crt"), serviceproxy.Domain,
@@ -460,11 +483,7 @@ func (c *Cluster) writeNodeFiles(ctx context.Context, n *realNode, spec *RealNod
 		return realnode.Program{Name: name, Path: path, Args: args, Env: env, Log: filepath.Join(n.Dir, "logs", name+".log"), After: after}
 	}
 	n.Programs = nil
-	if g := spec.Gateway; g != nil {
-		var gateway realnode.Program
-		if gateway, kubeconfig, proxyConfig, err = c.throughGateway(ctx, n, g, kubeconfig); err != nil {
-			return err
-		}
+	if spec.Gateway != nil {
 		n.Programs = append(n.Programs, program(gateway.Name, gateway.Path, "", gateway.Args...))
 	}
 	n.Programs = append(n.Programs,
@@ -473,8 +492,15 @@ func (c *Cluster) writeNodeFiles(ctx context.Context, n *realNode, spec *RealNod
 			"--config="+filepath.Join(realnode.Mount, kubeletFile), "--kubeconfig="+kubeconfig,
 			"--hostname-override="+n.Name, "--node-ip="+n.Link.Address.String(),
 			"--root-dir="+filepath.Join(realnode.Mount, "kubelet"), "--cert-dir="+filepath.Join(realnode.Mount, kubeletPKI)),
-		program(ServiceProxy, c.nodeProgram(), "", "proxy", proxyConfig, n.Link.Address.String()),
 	)
+	if !spec.StockServices {
+		n.Programs = append(n.Programs, program(ServiceProxy, c.nodeProgram(), "", "proxy", proxyConfig, n.Link.Address.String()))
+	}
+	for _, p := range stock {
+		one := program(p.Name, p.Path, "", p.Args...)
+		one.Env = append(slices.Clone(env), p.Env...)
+		n.Programs = append(n.Programs, one)
+	}
 	return writeJSON(filepath.Join(n.Dir, "node.json"), n)
 }
 

@@ -40,6 +40,8 @@ const (
 	ContainerdVersion = "v2.4.2"
 	RuncVersion       = "v1.5.2"
 	CNIVersion        = "v1.9.1"
+	CoreDNSVersion    = "v1.15.0"
+	FlannelVersion    = "v0.28.10"
 )
 
 // CacheDirEnv names the environment variable that replaces the cache directory "<user
@@ -54,7 +56,7 @@ const (
 	unusedLifetime = 30 * 24 * time.Hour
 )
 
-//go:embed kubernetes/*.txt kubernetes/hollow-kubelet/*.txt kwok/*.txt kubelet/*.txt containerd/*.txt runc/*.txt cni/*.txt
+//go:embed kubernetes/*.txt kubernetes/hollow-kubelet/*.txt kwok/*.txt kubelet/*.txt containerd/*.txt runc/*.txt cni/*.txt kube-proxy/*.txt coredns/*.txt coredns/coredns/*.txt flannel/*.txt flannel/flanneld/*.txt
 var moduleFiles embed.FS
 
 // module is a group of binaries built by one run of go build.
@@ -128,6 +130,13 @@ var realNodes = group{"kubelet " + KubernetesVersion + ", containerd " + Contain
 	}},
 }}
 
+// nodeClients is what [EnsureClients] builds.
+var nodeClients = group{"kube-proxy " + KubernetesVersion + ", CoreDNS " + CoreDNSVersion + " and flannel " + FlannelVersion, []module{
+	{name: "kube-proxy", packages: []string{"k8s.io/kubernetes/cmd/kube-proxy"}, ldflags: kubernetesVersion},
+	{name: "coredns", packages: []string{"./coredns"}},
+	{name: "flannel", packages: []string{"./flanneld"}},
+}}
+
 // Set is a directory that holds all binaries.
 type Set struct{ Dir string }
 
@@ -159,6 +168,12 @@ func Ensure(ctx context.Context, log io.Writer) (Set, error) { return controlPla
 
 // EnsureNodes is Ensure for the programs of real nodes, which need Linux and a C compiler.
 func EnsureNodes(ctx context.Context, log io.Writer) (Set, error) { return realNodes.ensure(ctx, log) }
+
+// EnsureClients is Ensure for the programs of real nodes that devcluster has others for: kube-proxy, CoreDNS and
+// flannel.
+func EnsureClients(ctx context.Context, log io.Writer) (Set, error) {
+	return nodeClients.ensure(ctx, log)
+}
 
 func (g group) ensure(ctx context.Context, log io.Writer) (Set, error) {
 	cache, err := CacheDir()

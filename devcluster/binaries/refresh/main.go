@@ -32,6 +32,9 @@ func main() {
 		refresh("kubelet", "k8s.io/kubernetes@"+binaries.KubernetesVersion),
 		refresh("containerd", "github.com/containerd/containerd/v2@"+binaries.ContainerdVersion),
 		refresh("runc", "github.com/opencontainers/runc@"+binaries.RuncVersion),
+		refresh("kube-proxy", "k8s.io/kubernetes@"+binaries.KubernetesVersion),
+		refresh("coredns", "github.com/coredns/coredns@"+binaries.CoreDNSVersion),
+		refresh("flannel", "github.com/flannel-io/flannel@"+binaries.FlannelVersion),
 		refresh("cni", "github.com/containernetworking/plugins@"+binaries.CNIVersion),
 	)
 	if err != nil {

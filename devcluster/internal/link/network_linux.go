@@ -178,6 +178,9 @@ func (n *Network) reachPeers(node *Node, self string) error {
 
 // routesTo returns the destinations by which a node is reached.
 func routesTo(n *Node) []netip.Prefix {
+	if n.OwnRoutes {
+		return []netip.Prefix{netip.PrefixFrom(n.Address, 32)}
+	}
 	return []netip.Prefix{netip.PrefixFrom(n.Address, 32), n.Pods}
 }
 

@@ -44,6 +44,8 @@ type Node struct {
 	// Address is that of the node, on both legs; Pods are those of its pods.
 	Address netip.Addr   `json:"address"`
 	Pods    netip.Prefix `json:"pods"`
+	// OwnRoutes is true if a program of the nodes of its pool makes the routes to each other's pods.
+	OwnRoutes bool `json:"ownRoutes,omitempty"`
 }
 
 func (n *Node) owns(a netip.Addr) bool { return a == n.Address || n.Pods.Contains(a) }

@@ -12,3 +12,6 @@ func CanMakeGroups() error { return errors.New("this system has none") }
 
 // RaiseInstances raises nothing: there is no inotify.
 func RaiseInstances() (string, error) { return "", nil }
+
+// CanUseNFT returns an error: there is no nftables.
+func CanUseNFT() error { return errors.New("this system has no nftables") }
