@@ -119,4 +119,7 @@ func (r *offRig) testLook() {
 	if out, err := r.onNode("get", "pod", pod, "-n", "default", "-o", "jsonpath={.spec.nodeName}"); err != nil || out != edge[0] {
 		r.Errorf("kubectl get pod -o jsonpath prints %q, %v", out, err)
 	}
+	if out, err := r.onNode("logs", pod, "-n", "default", "--tail=5"); err != nil || !strings.Contains(out, pod) {
+		r.Errorf("kubectl logs prints %q, %v", out, err)
+	}
 }
