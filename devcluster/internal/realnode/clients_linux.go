@@ -12,14 +12,14 @@ import (
 // proxyRules has what kube-proxy uses of nftables.
 const proxyRules = `table ip check {
 	map services { type ipv4_addr . inet_proto . inet_service : verdict; }
-	chain endpoint { dnat to 192.0.2.1:80; }
+	chain endpoint { meta l4proto tcp dnat to 192.0.2.1:80; }
 	chain nat {
 		type nat hook prerouting priority -100;
 		fib daddr type local accept
 		numgen random mod 2 vmap { 0: goto endpoint, 1: accept }
 		ip daddr . meta l4proto . th dport vmap @services
 	}
-	chain masquerade { type nat hook postrouting priority 100; mark and 0x4000 != 0 masquerade fully-random; }
+	chain leave { type nat hook postrouting priority 100; meta mark and 0x4000 != 0 masquerade fully-random; }
 }
 `
 
