@@ -97,12 +97,23 @@ func (r *offRig) testStockPrograms() {
 
 // onNode runs kubectl on edge-0, as the node, by the hub.
 func (r *offRig) onNode(args ...string) (string, error) {
-	program := filepath.Join(filepath.Dir(r.BinaryPath("kubectl")), "kubectl")
-	return r.RunOn(r.Context(), edge[0], program, append([]string{"--kubeconfig=/run/node/kubelet.kubeconfig", "--cache-dir=/tmp/none"}, args...)...)
+	return r.kubectlOn(append([]string{"--kubeconfig=/run/node/kubelet.kubeconfig", "--cache-dir=/tmp/none"}, args...)...)
 }
 
-// testLook: kubectl on the node, with the kubelet's kubeconfig.
+func (r *offRig) kubectlOn(args ...string) (string, error) {
+	program := filepath.Join(filepath.Dir(r.BinaryPath("kubectl")), "kubectl")
+	return r.RunOn(r.Context(), edge[0], program, args...)
+}
+
+// testLook: kubectl on the node, with the kubelet's kubeconfig, and with the token that its pod has.
 func (r *offRig) testLook() {
+	token, err := r.RunOn(r.Context(), edge[0], "/bin/sh", "-c", "cat /run/node/kubelet/pods/"+string(r.podOn(edge[0]).UID)+"/volumes/kubernetes.io~projected/*/token")
+	if err != nil {
+		r.Fatal(err)
+	}
+	if out, err := r.kubectlOn("--server=https://127.0.0.1:10261", "--certificate-authority=/run/node/gateway/serving/ca.crt", "--token="+token, "get", "--raw", "/version"); err != nil || !strings.Contains(out, "gitVersion") {
+		r.Errorf("the hub answers the pod's token %q, %v", out, err)
+	}
 	pod := r.podOn(edge[0]).Name
 	r.eventually("kubectl get pods on the node shows its pod", func() error {
 		out, err := r.onNode("get", "pods", "-A", "--field-selector", "spec.nodeName="+edge[0])
