@@ -64,7 +64,7 @@ const (
 	// saveAfter is the least time between two writes of the known tokens, saveEvery the most between two
 	// attempts, and rewriteEvery how long the times at which they were accepted may be wrong on disk.
 	saveAfter, saveEvery, rewriteEvery = time.Second, 10 * time.Second, time.Hour
-	// renewWithin is for how long after an outage a certificate that has expired is accepted: its client renews it
+	// renewWithin is for how long after an outage, or the hub's own start, a certificate that has expired is accepted: its client renews it
 	// with it.
 	renewWithin = time.Hour
 	// secretSize is the size of the secret with which tokens are hashed, in bytes.
@@ -140,7 +140,7 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed 
 	}
 	services := newEndpoints(c, caught, log.WithName("services"))
 	p := &proxy.Proxy{
-		Filter: services, Pods: services, Panics: caught, Kubelet: kubelet.New(c.NodeName, c.Kubelet.Address, c.Kubelet.CertificateFile),
+		Filter: services, Pods: services, Panics: caught, Kubelet: kubelet.New(c.NodeName, c.Kubelet.Address, c.Kubelet.CertificateFiles()...),
 		Cloud: cloud, Cache: store, Tokens: tokens, Journal: writes, Log: log.WithName("proxy"), MaxBytes: c.Cache.MaxSize.Value(),
 		Recognizer: &identity.Recognizer{NodeName: c.NodeName, Tokens: tokens, ClientRoots: followed.clientRoots, Now: time.Now, Renews: func() bool {
 			e, _ := cloud.Evidence()

@@ -91,7 +91,7 @@ type Kubelet struct {
 	// address is the address and port at which the kubelet serves. Default: 127.0.0.1:10250.
 	Address string `json:"address,omitempty"`
 	// certificateFile has the kubelet's serving certificate, in PEM. It is read when a connection is made. Default:
-	// /var/lib/kubelet/pki/kubelet-server-current.pem if it is there when the hub starts, else kubelet.crt beside it.
+	// /var/lib/kubelet/pki/kubelet-server-current.pem if it is there then, else kubelet.crt beside it.
 	CertificateFile string `json:"certificateFile,omitempty"`
 }
 
@@ -155,9 +155,6 @@ func (c *Configuration) setDefaults() {
 	if c.Kubelet.Address == "" {
 		c.Kubelet.Address = "127.0.0.1:10250"
 	}
-	if c.Kubelet.CertificateFile == "" {
-		c.Kubelet.CertificateFile = defaultKubeletCertificate()
-	}
 	if c.Cloud.ReturnWithin == nil {
 		c.Cloud.ReturnWithin = &metav1.Duration{Duration: 10 * time.Second}
 	}
@@ -187,14 +184,14 @@ func defaultKeyFile() string {
 	return path
 }
 
-// defaultKubeletCertificate returns the path of the certificate that an API server has signed, if there is one, else
-// that of the kubelet's own.
-func defaultKubeletCertificate() string {
-	const directory = "/var/lib/kubelet/pki"
-	if signed := filepath.Join(directory, "kubelet-server-current.pem"); fileIsThere(signed) {
-		return signed
+// CertificateFiles returns the files of which the first one that is there has the kubelet's serving certificate: by
+// default the certificate that an API server has signed, which comes after the hub's first start, and the kubelet's own.
+func (k *Kubelet) CertificateFiles() []string {
+	const directory = "/var/lib/kubelet/pki/"
+	if k.CertificateFile == "" {
+		return []string{directory + "kubelet-server-current.pem", directory + "kubelet.crt"}
 	}
-	return filepath.Join(directory, "kubelet.crt")
+	return []string{k.CertificateFile}
 }
 
 func fileIsThere(path string) bool {
@@ -249,7 +246,7 @@ func (c *Configuration) validate() error {
 		{"cloud.caFile", c.Cloud.CAFile, false}, {"clientCAFile", c.ClientCAFile, false}, {"directory", c.Directory, false},
 		{"cloud.certificateFile", c.Cloud.CertificateFile, true}, {"cloud.keyFile", c.Cloud.KeyFile, true},
 		{"cloud.bootstrapKubeconfig", c.Cloud.BootstrapKubeconfig, true}, {"cache.encryptionKeyFile", c.Cache.EncryptionKeyFile, true},
-		{"kubelet.certificateFile", c.Kubelet.CertificateFile, false},
+		{"kubelet.certificateFile", c.Kubelet.CertificateFile, true},
 	} {
 		if (!f.isOptional || f.path != "") && !filepath.IsAbs(f.path) {
 			wrong(f.field, "%q is not an absolute path", f.path)

@@ -187,8 +187,9 @@ func (r *Recognizer) remember(by *x509.CertPool, key [sha256.Size]byte, chain []
 	r.verified[key] = v
 }
 
-// timely are the claims that differ from one token of somebody to the next.
-var timely = []string{"exp", "iat", "nbf", "jti", "auth_time", "nonce", "sid", "at_hash", "c_hash"}
+// timely are the claims that differ from one token of somebody to the next: those of OpenID Connect, Keycloak's
+// session_state, and Microsoft Entra's aio, rh and uti.
+var timely = []string{"exp", "iat", "nbf", "jti", "auth_time", "nonce", "sid", "at_hash", "c_hash", "session_state", "aio", "rh", "uti"}
 
 // ofAccount begins the subject of the tokens of ServiceAccounts.
 const ofAccount = "system:serviceaccount:"

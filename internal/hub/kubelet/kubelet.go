@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"net/url"
 	"os"
@@ -48,15 +49,17 @@ var codecs = func() serializer.CodecFactory {
 
 // Kubelet is that of the node.
 type Kubelet struct {
-	nodeName, address, certificateFile string
+	nodeName, address string
+	certificateFiles  []string
 	// token is shown to the kubelet, and uid is that of its user. Both are random, and in memory only.
 	token, uid string
 	transport  *http.Transport
 }
 
-// New returns the kubelet of a node. It serves at an address and port, with the first certificate of a file in PEM.
-func New(nodeName, address, certificateFile string) *Kubelet {
-	k := &Kubelet{nodeName: nodeName, address: address, certificateFile: certificateFile, token: rand.Text() + rand.Text(), uid: string(uuid.NewUUID())}
+// New returns the kubelet of a node. It serves at an address and port, with the first certificate of the first file in
+// PEM that is there.
+func New(nodeName, address string, certificateFiles ...string) *Kubelet {
+	k := &Kubelet{nodeName: nodeName, address: address, certificateFiles: certificateFiles, token: rand.Text() + rand.Text(), uid: string(uuid.NewUUID())}
 	k.transport = &http.Transport{
 		TLSHandshakeTimeout: greetWithin, IdleConnTimeout: time.Minute,
 		// Its certificate is signed by nobody whom others know, may be of a name only, and may have expired while
@@ -68,7 +71,14 @@ func New(nodeName, address, certificateFile string) *Kubelet {
 
 // verify returns an error unless the certificate of a connection is that of the file.
 func (k *Kubelet) verify(c tls.ConnectionState) error {
-	text, err := os.ReadFile(k.certificateFile)
+	var file string
+	var text []byte
+	err := fs.ErrNotExist
+	for _, file = range k.certificateFiles {
+		if text, err = os.ReadFile(file); !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("reading the kubelet's serving certificate: %w", err)
 	}
@@ -81,7 +91,7 @@ func (k *Kubelet) verify(c tls.ConnectionState) error {
 		}
 		break
 	}
-	return fmt.Errorf("who serves at %s has not the certificate of %s", k.address, k.certificateFile)
+	return fmt.Errorf("who serves at %s has not the certificate of %s", k.address, file)
 }
 
 // RefusedError is the error of a request that the kubelet refuses.

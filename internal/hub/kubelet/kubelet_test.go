@@ -87,7 +87,8 @@ func TestTheTokenReachesTheKubeletOnly(t *testing.T) {
 	}))
 	defer server.Close()
 	file := filepath.Join(t.TempDir(), "kubelet.crt")
-	k := New("a", strings.TrimPrefix(server.URL, "https://"), file)
+	signed := filepath.Join(t.TempDir(), "kubelet-server-current.pem") // comes later
+	k := New("a", strings.TrimPrefix(server.URL, "https://"), signed, file)
 	ask := func(query url.Values) (string, error) {
 		response, err := k.Log(t.Context(), "default", "web", query)
 		if err != nil {
@@ -122,6 +123,13 @@ func TestTheTokenReachesTheKubeletOnly(t *testing.T) {
 		if got, text := ReasonOf(err); got != want || !strings.Contains(text, "text") {
 			t.Errorf("%d is answered %d %s", code, got, text)
 		}
+	}
+	k.transport.CloseIdleConnections()
+	if err := os.WriteFile(signed, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: wrong}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ask(query()); err == nil || !strings.Contains(err.Error(), signed) {
+		t.Errorf("with another certificate in the first file, asking ends with %v", err)
 	}
 	if _, err := ask(url.Values{"container": {"../../../pods"}}); err == nil {
 		t.Error("a path is taken for a container")

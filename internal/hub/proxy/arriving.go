@@ -23,7 +23,7 @@ const (
 // meanwhile. The client never has a part of a pod that the gate has not seen whole: what it has is behind what the
 // hub has decompressed.
 //
-// That is for lists of which every pod passes without a close look. If another one turns up once the client has the
+// That is for lists of which every pod passes as it is, without a close look. If another one turns up once the client has the
 // beginning, the answer breaks off, and the client asks again. So it is done only if the last list of the scope had none,
 // and none has been seen since.
 type arriving struct {
@@ -93,7 +93,7 @@ func (a *arriving) mayPass(item *wire.Item) bool {
 		return false
 	}
 	labels, err := policyLabels(wire.Protobuf, item.Raw)
-	if err != nil || delivery.Waiting(labels) != "" {
+	if err != nil || delivery.Waiting(labels) != "" || a.keepsOf(pathOf(item.Namespace, item.Name)) {
 		return false
 	}
 	if a.Pods != nil {

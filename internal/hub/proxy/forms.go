@@ -52,6 +52,11 @@ type form struct {
 	objects []runtime.Object // what the request reads of it
 }
 
+// isAsLateAs reports whether a state may answer who asks for a version or a later one. An object does not tell.
+func (f *form) isAsLateAs(version string) bool {
+	return version == "" || version == "0" || f.head.ResourceVersion == "" || wire.IsUpTo(version, f.head.ResourceVersion)
+}
+
 // newestForm returns the newest state that is kept of what is read, in any form, for the caller.
 func (p *Proxy) newestForm(c *call) (*form, error) {
 	scopes := p.Cache.Scopes()
@@ -106,7 +111,8 @@ func (p *Proxy) fromOtherForm(w http.ResponseWriter, c *call, reason error) bool
 	if c.what.Resource == "" || c.what.Subresource != "" || !isTable && !isJSON || !p.mayRead(c) || !isAway(reason) {
 		return false
 	}
-	if position := request.PositionOf(c.URL.Query()); position.Continue != "" || position.Exact {
+	position := request.PositionOf(c.URL.Query())
+	if position.Continue != "" || position.Exact || !isTable && p.sessionOf(c) != nil {
 		return false
 	}
 	var kept time.Time
@@ -121,7 +127,7 @@ func (p *Proxy) fromOtherForm(w http.ResponseWriter, c *call, reason error) bool
 	isAnswered := true // also if there is no turn
 	p.fromCacheInTurn(w, c, func() {
 		f, err := p.newestForm(c)
-		if isAnswered = err == nil && f.Key != c.key && f.Written.Sub(kept) > sameAge; !isAnswered {
+		if isAnswered = err == nil && f.Key != c.key && f.Written.Sub(kept) > sameAge && f.isAsLateAs(position.ResourceVersion); !isAnswered {
 			return
 		}
 		if err := p.writeForm(w, c, f, isTable); err != nil {
@@ -139,7 +145,7 @@ func isPods(c *call) bool { return c.what.Group == "" && c.what.Resource == "pod
 func (p *Proxy) writeForm(w http.ResponseWriter, c *call, f *form, isTable bool) error {
 	for i, object := range f.objects {
 		if pod, is := object.(typed); is && c.isGated() {
-			f.objects[i] = p.shown(pod, "/api/v1/namespaces/"+pod.GetNamespace()+"/pods/"+pod.GetName())
+			f.objects[i] = p.shown(pod, pathOf(pod.GetNamespace(), pod.GetName()))
 		}
 	}
 	var answer any
@@ -212,8 +218,13 @@ func (p *Proxy) podsAsTable(w http.ResponseWriter, c *call) {
 		for name, values := range answer.header {
 			w.Header()[name] = values
 		}
+		text := body.Bytes()
+		if status, err := statusIn(answer.header.Get("Content-Type"), text); err == nil {
+			w.Header().Set("Content-Type", wire.JSON.ContentType())
+			text = status
+		}
 		w.WriteHeader(answer.code)
-		_, _ = w.Write(body.Bytes())
+		_, _ = w.Write(text)
 	default:
 		if at, err := time.Parse(time.RFC3339, answer.header.Get(AsOf)); err == nil {
 			dated(w, c, at)
@@ -221,6 +232,19 @@ func (p *Proxy) podsAsTable(w http.ResponseWriter, c *call) {
 		w.Header().Set("Content-Type", wire.JSON.ContentType())
 		_, _ = w.Write(t)
 	}
+}
+
+// statusIn returns the Status of an answer in JSON.
+func statusIn(contentType string, text []byte) ([]byte, error) {
+	format, err := wire.FormatOf(contentType)
+	if err != nil {
+		return nil, err
+	}
+	status, err := format.DecodeStatus(text)
+	if err != nil {
+		return nil, err
+	}
+	return wire.JSON.EncodeStatus(status)
 }
 
 // tableOf prints the pods of an answer.

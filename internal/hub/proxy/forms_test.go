@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -136,6 +137,41 @@ func TestPeopleSeeTheLastTables(t *testing.T) {
 	}
 	if w := n.accepting(identity.OfNode(), ofKubectl, "/api/v1/services?limit=500"); w.Code != http.StatusServiceUnavailable {
 		t.Errorf("another identity gets %d %s", w.Code, w.Body)
+	}
+	// What is made from another form is for nobody else, either, and is no chunk and no later state.
+	const endpoints = "/api/v1/namespaces/default/endpoints"
+	for _, accept := range []string{ofKubectl, "application/json, */*"} {
+		if w := n.accepting(identity.Caller{Name: somebody.Name, Token: "unknown"}, accept, endpoints); w.Code != http.StatusServiceUnavailable {
+			t.Errorf("as %.24s, a token that the cloud has not accepted gets %d %s", accept, w.Code, w.Body)
+		}
+		for _, position := range []string{"?limit=500&continue=x", "?resourceVersion=7&resourceVersionMatch=Exact", "?resourceVersion=7"} {
+			if w := n.accepting(somebody, accept, endpoints+position); w.Code == http.StatusOK {
+				t.Errorf("as %.24s, %s is answered %s", accept, position, w.Body)
+			}
+		}
+		if w := n.accepting(somebody, accept, endpoints+"?resourceVersion=1"); w.Code != http.StatusOK {
+			t.Errorf("as %.24s, the state that is kept is answered %d %s", accept, w.Code, w.Body)
+		}
+	}
+}
+
+// TestKubectlReadsWhyItIsRefused: the pods are read in the kubelet's form, which kubectl does not accept.
+func TestKubectlReadsWhyItIsRefused(t *testing.T) {
+	n := newNode(t, wire.Protobuf)
+	n.answers(1, pod("a", "1", 1, nil))
+	n.ask(t.Context(), podsOfNode)
+	n.Wait()
+	n.cloud.set(false, func(*http.Request) (int, string, io.ReadCloser) {
+		body, err := wire.Protobuf.EncodeStatus(metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonForbidden, Message: "not you", Code: http.StatusForbidden})
+		if err != nil {
+			t.Error(err)
+		}
+		return http.StatusForbidden, wire.Protobuf.ContentType(), io.NopCloser(bytes.NewReader(body))
+	})
+	var status metav1.Status
+	w := n.accepting(identity.OfNode(), ofKubectl, podsOfNode+"&limit=500")
+	if err := json.Unmarshal(w.Body.Bytes(), &status); err != nil || w.Code != http.StatusForbidden || status.Message != "not you" || w.Header().Get("Content-Type") != "application/json" {
+		t.Errorf("it is answered %d %s %q", w.Code, w.Header().Get("Content-Type"), w.Body)
 	}
 }
 

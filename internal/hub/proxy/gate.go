@@ -275,7 +275,7 @@ func raws(items []wire.Item) func(func([]byte, error) bool) {
 }
 
 // filter takes the items out of a list that are held, and puts the last delivered version in place
-// of those that are frozen. It reports whether that changed anything.
+// of those that are frozen. Pods that have ended are shown as such. It reports whether that changed anything.
 func (p *Proxy) filter(c *call, list *wire.List) (changed bool, err error) {
 	before := p.before(c)
 	defer before.close()
@@ -296,6 +296,10 @@ func (p *Proxy) filter(c *call, list *wire.List) (changed bool, err error) {
 		case verdict == delivery.Freeze && last != nil:
 			changed = true
 			item.Raw = last
+		}
+		if shown := p.shownItem(&list.Header, item.Raw, pathOf(item.Namespace, item.Name)); shown != nil {
+			changed = true
+			item.Raw = shown
 		}
 		passed = append(passed, item)
 	}
@@ -362,7 +366,11 @@ func (p *Proxy) getThroughGate(w http.ResponseWriter, c *call, response *http.Re
 		return
 	}
 	p.observeRead(c, contentType, body)
-	answer.pass(w)
+	if shown := p.shownText(format, body, c.what.Path); shown != nil {
+		answer.passChanged(w, shown)
+	} else {
+		answer.pass(w)
+	}
 	p.keepSized(c, len(body), func(s *state) error {
 		return p.storeDocument(s, c, &head{Code: response.StatusCode, ContentType: contentType}, body)
 	})
@@ -393,11 +401,14 @@ func (s *stream) throughGate(e wire.Event, m *wire.Meta) (wire.Event, bool, erro
 	if err != nil {
 		return e, false, err
 	}
+	shown := s.shownText(s.format, e.Object, pathOf(m.Namespace, m.Name))
 	switch {
 	case verdict == delivery.Deliver && held:
 		e.Type = watch.Added // for the client it is new
-	case verdict == delivery.Deliver:
+	case verdict == delivery.Deliver && shown == nil:
 		return e, true, nil
+	case verdict == delivery.Deliver:
+		e.Object = shown
 	case verdict == delivery.Freeze && s.version == "": // among the initial events it must not be missing
 		e.Type = watch.Added
 		if last != nil {

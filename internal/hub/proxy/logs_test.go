@@ -36,6 +36,32 @@ func (n *node) asksHub(path string, question any) {
 	}
 }
 
+// TestOthersDoNotGetTheHubsAnswers: who learned the hub's token could ask whether it is good.
+func TestOthersDoNotGetTheHubsAnswers(t *testing.T) {
+	n := newNode(t, wire.JSON)
+	var token string
+	server := httptest.NewTLSServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		token = strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
+	}))
+	defer server.Close()
+	file := filepath.Join(t.TempDir(), "kubelet.crt")
+	if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.Kubelet = kubelet.New("a", strings.TrimPrefix(server.URL, "https://"), file)
+	n.accepting(identity.OfNode(), "*/*", "/api/v1/namespaces/default/pods/web/log?container=c")
+	question := `{"kind":"TokenReview","apiVersion":"authentication.k8s.io/v1","spec":{"token":"` + token + `"}}`
+	for caller, want := range map[identity.Caller]bool{identity.OfNode(): true, {Name: "subject:https://issuer#somebody", Token: "x"}: false} {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/apis/authentication.k8s.io/v1/tokenreviews", strings.NewReader(question))
+		r.Header.Set("Content-Type", "application/json")
+		w := httptest.NewRecorder()
+		n.answer(w, r, caller)
+		if got := strings.Contains(w.Body.String(), `"authenticated":true`); token == "" || got != want {
+			t.Errorf("%s gets %d %s", caller.Name, w.Code, w.Body)
+		}
+	}
+}
+
 // TestTheNodeReadsLogs: from a kubelet that asks through the hub who wants them, whether the cloud is there or not.
 // Logs for others, and what the kubelet asks about others, are for the cloud.
 func TestTheNodeReadsLogs(t *testing.T) {

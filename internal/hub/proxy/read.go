@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -384,6 +385,12 @@ func isTable(text []byte) bool {
 
 // id is that of an object among those of its kind.
 func id(m *wire.Meta) string { return m.Namespace + "/" + m.Name }
+
+// cutID returns what id was made of.
+func cutID(id string) (namespace, name string) {
+	namespace, name, _ = strings.Cut(id, "/")
+	return namespace, name
+}
 
 // Bounds on the lists of which more chunks are awaited: their number, their part of the cache's size, and how
 // long they are. A client may leave any number of lists in the middle.

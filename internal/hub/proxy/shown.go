@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"net/http"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -13,9 +12,9 @@ import (
 
 var podKind = corev1.SchemeGroupVersion.WithKind("Pod")
 
-// shown returns a pod as the node reads it while the cloud is away: if the kubelet has told of its end, the pod
-// has ended, although the cloud does not know it yet. A kubelet that starts would run it again otherwise. path
-// is that of the pod.
+// shown returns a pod as the node reads it while something of the pod is kept: if the kubelet has told of its end,
+// the pod has ended, although the cloud does not know it yet. A kubelet that starts would run it again otherwise.
+// path is that of the pod.
 func (p *Proxy) shown(object typed, path string) typed {
 	pod, is := object.(*corev1.Pod)
 	if !is || p.Journal == nil {
@@ -50,9 +49,17 @@ func uidIn(e *journal.Entry) string {
 	return head.Metadata.UID
 }
 
+// pathOf returns the path of a pod.
+func pathOf(namespace, name string) string {
+	return "/api/v1/namespaces/" + namespace + "/pods/" + name
+}
+
+// keepsOf reports whether writes of an object are kept.
+func (p *Proxy) keepsOf(path string) bool { return p.Journal != nil && len(p.Journal.Of(path)) > 0 }
+
 // shownText is shown for a pod in a form. It returns nil if the pod is shown as it is.
 func (p *Proxy) shownText(format wire.Format, text []byte, path string) []byte {
-	if p.Journal == nil || len(p.Journal.Of(path)) == 0 {
+	if !p.keepsOf(path) {
 		return nil
 	}
 	pod, err := decode(format.ContentType(), text, podKind)
@@ -70,30 +77,40 @@ func (p *Proxy) shownText(format wire.Format, text []byte, path string) []byte {
 	return text
 }
 
+// shownItem is shownText for an item of a list.
+func (p *Proxy) shownItem(list *wire.Header, item []byte, path string) []byte {
+	if !p.keepsOf(path) {
+		return nil
+	}
+	apiVersion, kind := list.ItemKind()
+	text, err := list.Format.ObjectOf(item, apiVersion, kind)
+	if err != nil {
+		return nil
+	}
+	if text = p.shownText(list.Format, text, path); text == nil {
+		return nil
+	}
+	if item, err = list.Format.ItemOf(text, list.ItemsHaveType); err != nil {
+		return nil
+	}
+	return item
+}
+
 // shownItems returns the items of a kept list that are not shown as they are, by their place in it.
 func (p *Proxy) shownItems(c *call, view *cache.View, list *wire.Header) (shown map[int][]byte) {
 	if !c.isGated() || p.Journal == nil {
 		return nil
 	}
-	apiVersion, kind := list.ItemKind()
 	for i := range view.Len() {
-		namespace, name, _ := strings.Cut(view.ID(i), "/")
-		path := "/api/v1/namespaces/" + namespace + "/pods/" + name
-		if len(p.Journal.Of(path)) == 0 {
+		path := pathOf(cutID(view.ID(i)))
+		if !p.keepsOf(path) {
 			continue
 		}
 		item, err := view.Value(i, nil)
 		if err != nil {
 			continue // whoever reads the list finds it, too
 		}
-		text, err := list.Format.ObjectOf(item, apiVersion, kind)
-		if err != nil {
-			continue
-		}
-		if text = p.shownText(list.Format, text, path); text == nil {
-			continue
-		}
-		if item, err = list.Format.ItemOf(text, list.ItemsHaveType); err == nil {
+		if item = p.shownItem(list, item, path); item != nil {
 			if shown == nil {
 				shown = map[int][]byte{}
 			}

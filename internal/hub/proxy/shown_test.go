@@ -1,14 +1,18 @@
 package proxy
 
 import (
+	"bytes"
 	"context"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
 
+	"github.com/atoll-k8s/atoll/internal/hub/identity"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
@@ -50,11 +54,74 @@ func TestPodsThatHaveEndedReadAsEnded(t *testing.T) {
 				if got := read().Status; got.Phase != phase || got.Reason != "Evicted" || got.Message != "over" {
 					t.Errorf("the pod reads as %+v", got)
 				}
+				// The cloud is back, and has not been told yet.
+				e.server.lock(func() { e.server.offline = false })
+				if got := read().Status; got.Phase != phase || got.Message != "over" {
+					t.Errorf("the pod reads as %+v before the cloud has been told", got)
+				}
+				if err := e.mentions(e.ask(t.Context(), podsOfNode).Body.Bytes(), phase); err != "" {
+					t.Error("the list, before the cloud has been told: " + err)
+				}
+				frame, err := format.AppendEvent(nil, apiwatch.Modified, e.encode(live[*corev1.Pod](e, ownPodPath)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				e.cloud.set(false, func(*http.Request) (int, string, io.ReadCloser) {
+					return http.StatusOK, format.WatchContentType(), io.NopCloser(bytes.NewReader(frame))
+				})
+				e.Proxy.Cloud = e.cloud
+				if events := e.ask(t.Context(), podsOfNode+"&watch=1&resourceVersion=1").Body.String(); !strings.Contains(events, string(phase)) {
+					t.Errorf("before the cloud has been told, the watch has %q", events)
+				}
+				e.Proxy.Cloud = e.server
+				early := &arriving{Proxy: e.Proxy}
+				for name, want := range map[string]bool{"web": false, "other": true} {
+					item := wire.Item{Meta: wire.Meta{Kind: "Pod", Namespace: "default", Name: name}}
+					if got := early.mayPass(&item); got != want {
+						t.Errorf("a list that arrives passes %s early: %t", name, got)
+					}
+				}
 				e.comeBack()
 				if got := live[*corev1.Pod](e, ownPodPath).Status; got.Phase != phase || got.Reason != "Evicted" || got.Message != "over" {
 					t.Errorf("the cloud has %+v", got)
 				}
 			})
+		}
+	}
+}
+
+// TestAnEarlierPodsEndIsNotShown: a pod of the same name was made again in the cloud.
+func TestAnEarlierPodsEndIsNotShown(t *testing.T) {
+	e := newEdge(t, wire.JSON)
+	before := answered[*corev1.Pod](e, e.ask(t.Context(), ownPodPath), http.StatusOK, podKind)
+	ended := before.DeepCopy()
+	ended.Status.Phase = corev1.PodFailed
+	if w := e.do(http.MethodPatch, ownPodPath+"/status", strategic, podPatch(t, before, ended)); w.Code != http.StatusOK {
+		t.Fatalf("the write is answered %d %s", w.Code, w.Body)
+	}
+	e.server.put(ownPodPath, aPodWith(aPod("web", "a", corev1.PodRunning), "another", ""))
+	e.server.lock(func() { e.server.offline = false })
+	for range 2 { // of the cloud, and of what is kept
+		if got := answered[*corev1.Pod](e, e.ask(t.Context(), ownPodPath), http.StatusOK, podKind); got.UID != "another" || got.Status.Phase != corev1.PodRunning {
+			t.Errorf("the new pod reads as %s %s", got.UID, got.Status.Phase)
+		}
+		e.Wait()
+		e.server.lock(func() { e.server.offline = true })
+	}
+}
+
+// TestPeopleSeeThatPodsHaveEnded: as a table and in JSON, although the kubelet reads in another form.
+func TestPeopleSeeThatPodsHaveEnded(t *testing.T) {
+	e := newEdge(t, wire.Protobuf)
+	before := answered[*corev1.Pod](e, e.ask(t.Context(), ownPodPath), http.StatusOK, podKind)
+	ended := before.DeepCopy()
+	ended.Status.Phase = corev1.PodFailed
+	if w := e.do(http.MethodPatch, ownPodPath+"/status", strategic, podPatch(t, before, ended)); w.Code != http.StatusOK {
+		t.Fatalf("the write is answered %d %s", w.Code, w.Body)
+	}
+	for _, accept := range []string{ofKubectl, "application/json"} {
+		if w := e.accepting(identity.OfNode(), accept, podsOfNode); w.Code != http.StatusOK || !strings.Contains(w.Body.String(), "Failed") {
+			t.Errorf("as %.24s, the pods are %d %s", accept, w.Code, w.Body)
 		}
 	}
 }

@@ -33,7 +33,7 @@ type Evidence struct {
 	Failures, Answers int
 	// LastAnswer is when an API server last answered.
 	LastAnswer time.Time
-	// Returned is when the last Offline ended; zero if there was none.
+	// Returned is when the cloud was reachable again, or for the first time; zero if it never was.
 	Returned time.Time
 }
 
@@ -52,10 +52,7 @@ func next(e Evidence, answered bool, at time.Time, silence time.Duration) Eviden
 	}
 	switch {
 	case answered && (e.State == Unknown || e.State == Offline && e.Answers >= upAfter):
-		if e.State == Offline {
-			e.Returned = at
-		}
-		e.State, e.Since = Online, at
+		e.State, e.Since, e.Returned = Online, at, at
 	case e.State != Offline && e.Failures >= downAfter && at.Sub(e.LastAnswer) >= silence:
 		e.State, e.Since = Offline, at
 	}

@@ -51,6 +51,18 @@ func TestStates(t *testing.T) {
 	}
 }
 
+// TestReturnIsNotedAtEachStart: a hub that is started again after an outage does not know how long that was.
+func TestReturnIsNotedAtEachStart(t *testing.T) {
+	at := time.Unix(1e9, 0)
+	e := next(Evidence{}, false, at, silence)
+	if e = next(e, true, at.Add(time.Second), silence); !e.Returned.Equal(at.Add(time.Second)) {
+		t.Errorf("after the first answer, the cloud is back since %s", e.Returned)
+	}
+	if e = next(e, true, at.Add(time.Minute), silence); !e.Returned.Equal(at.Add(time.Second)) {
+		t.Errorf("after a second one, the cloud is back since %s", e.Returned)
+	}
+}
+
 // TestWatchesReconnectSpreadOverTime: scenario 69. Nothing that waits for the cloud asks at once, and
 // all have asked within the time that is configured.
 func TestWatchesReconnectSpreadOverTime(t *testing.T) {
