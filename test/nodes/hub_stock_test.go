@@ -11,14 +11,13 @@ import (
 
 	"github.com/atoll-k8s/atoll/devcluster"
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
 // TestTheHubWithStockClients: kube-proxy, CoreDNS and flannel reach the cloud by atoll-hub only. A node is cut off
 // and loses its power, and what runs on it starts again, with its Services, names and routes, and people may look.
 func TestTheHubWithStockClients(t *testing.T) {
-	if testing.Short() {
-		t.Skip("their programs take minutes to build")
-	}
+	tier.All(t, "its programs take minutes to build; TestTheHubOnRealNodes has the hub itself")
 	t.Parallel() // most of its time it waits
 	services := devcluster.StockServicesMissing()
 	if services != nil {
