@@ -68,6 +68,7 @@ func TestHub(t *testing.T) {
 			{"the hub is killed while the cloud is away", (*rig).testKill},
 			{"nobody else can read its files", (*rig).testFiles},
 			{"a hub requests the certificate of its node, and renews it", (*rig).testBootstrap},
+			{"the API server's etcd hangs", (*rig).testHangingEtcd},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -627,4 +628,26 @@ func (r *rig) testFiles() {
 	if err != nil {
 		r.Error(err)
 	}
+}
+
+// testHangingEtcd: the API server answers, but nothing that it has to read. Without anonymous requests, as here, it tells
+// only who has a certificate that it is not ready.
+func (r *rig) testHangingEtcd() {
+	q := question{"node", "/api/v1/nodes/" + nodeName, representations[0]}
+	if a := r.ask(r.over, q); a.code != http.StatusOK || a.asOf != "" {
+		r.Fatalf("the Node is answered %+v", a)
+	}
+	if err := r.Pause(r.Context(), devcluster.Etcd); err != nil {
+		r.Fatal(err)
+	}
+	r.eventually("the hub answers from its cache", func() error {
+		if a := r.ask(r.over, q); a.code != http.StatusOK || a.asOf == "" {
+			return fmt.Errorf("the answer is %+v", a)
+		}
+		return nil
+	})
+	if err := r.Resume(r.Context(), devcluster.Etcd); err != nil {
+		r.Fatal(err)
+	}
+	r.comeBack(q)
 }

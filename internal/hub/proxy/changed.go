@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 
+	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/request"
+	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
 // change passes a write on. If it succeeds, what is kept of the object for its client is what the client has
@@ -15,7 +18,8 @@ func (p *Proxy) change(w http.ResponseWriter, c *call) {
 	object := strings.TrimSuffix(c.URL.Path, "/"+c.what.Subresource)
 	isOfAll := c.what.Name == "" // a creation, or the deletion of a collection
 	creates := isOfAll && c.Method == http.MethodPost
-	if c.what.Resource == "" || c.what.Group == "" && c.what.Resource == "pods" || c.URL.Query().Has("dryRun") || len(p.keptOf(c, object, isOfAll)) == 0 {
+	ofNodesPods := c.caller.IsNode && isPods(c) // the gate decides what the node has of them
+	if c.what.Resource == "" || ofNodesPods || c.URL.Query().Has("dryRun") || len(p.keptOf(c, object, isOfAll)) == 0 && (isOfAll || !p.keepsList(c, object)) {
 		p.pass(w, c)
 		return
 	}
@@ -30,6 +34,9 @@ func (p *Proxy) change(w http.ResponseWriter, c *call) {
 	defer answer.release()
 	if response.StatusCode/100 != 2 {
 		return
+	}
+	if !isOfAll {
+		p.changed.note(c.caller.Name + "\n" + object)
 	}
 	h, body := documentHead(response), []byte(nil)
 	isObject := c.what.Subresource == "" || c.what.Subresource == "status" // and no Scale
@@ -68,4 +75,55 @@ func (p *Proxy) keptOf(c *call, object string, below bool) (keys []string) {
 		}
 	}
 	return keys
+}
+
+// keepsList reports whether a collection is kept for a caller that may have an object.
+func (p *Proxy) keepsList(c *call, object string) bool {
+	read := &call{caller: c.caller, what: request.Of(&http.Request{Method: http.MethodGet, URL: &url.URL{Path: object}})}
+	return slices.ContainsFunc(p.Cache.Scopes(), func(s cache.Scope) bool { return read.isPartOf(s.Key) })
+}
+
+// retire removes what is kept of pods that the node has read by their names, and that are gone or are others now. uidOf
+// returns the UID of the pod at a path, "" if there is none, and false if that is not known.
+func (p *Proxy) retire(c *call, uidOf func(path string) (string, bool)) {
+	for _, s := range p.Cache.Scopes() {
+		parts := strings.SplitN(s.Key, "\n", 3)
+		if parts[0] != c.caller.Name {
+			continue
+		}
+		uid, is := uidOf(parts[1])
+		if !is || p.isOf(s.Key, uid) {
+			continue
+		}
+		p.keep(&call{Request: c.Request, caller: c.caller, what: c.what, key: s.Key}, func(st *state) error {
+			*st = state{}
+			return p.Cache.Remove(s.Key)
+		})
+	}
+}
+
+// isOf reports whether a document is that of the object with a UID, or that there is none.
+func (p *Proxy) isOf(key, uid string) bool {
+	view, err := p.Cache.Peek(key)
+	if err != nil {
+		return true // it is gone already
+	}
+	defer view.Close()
+	h, err := decodeHead(view.Head())
+	if err != nil || h.List != nil {
+		return true
+	}
+	if h.Code != http.StatusOK {
+		return uid == ""
+	}
+	body, err := view.Get(document)
+	if err != nil {
+		return true
+	}
+	format, err := wire.FormatOf(h.ContentType)
+	if err != nil {
+		return true
+	}
+	m, err := format.Meta(body)
+	return err != nil || m.UID == uid
 }

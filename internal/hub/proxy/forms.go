@@ -61,9 +61,13 @@ func (f *form) isAsLateAs(version string) bool {
 func (p *Proxy) newestForm(c *call) (*form, error) {
 	scopes := p.Cache.Scopes()
 	slices.SortStableFunc(scopes, func(a, b cache.Scope) int { return b.Written.Compare(a.Written) })
-	isRefused := c.what.Kind == request.Get && p.refusals.isNoted(c.ofAnyForm())
+	var changed time.Time
+	isRefused := false
+	if c.what.Kind == request.Get {
+		isRefused, changed = p.refusals.isNoted(c.ofAnyForm()), p.changed.noted(c.ofAnyForm())
+	}
 	for _, s := range scopes {
-		if isRefused || !c.isPartOf(s.Key) || s.Bytes > maxForm || strings.Contains(s.Key, ";"+tableKind) {
+		if isRefused || s.Written.Before(changed) || !c.isPartOf(s.Key) || s.Bytes > maxForm || strings.Contains(s.Key, ";"+tableKind) {
 			continue
 		}
 		h, objects, err := p.keptObjects(s.Key)

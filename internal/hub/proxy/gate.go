@@ -385,8 +385,11 @@ func (s *stream) throughGate(e wire.Event, m *wire.Meta) (wire.Event, bool, erro
 		if s.Pods != nil {
 			s.Pods.Gone(m.UID)
 		}
+		s.retirePod(m, "")
 		return e, true, nil
-	case watch.Added, watch.Modified:
+	case watch.Added:
+		s.retirePod(m, m.UID)
+	case watch.Modified:
 	default:
 		return e, true, nil
 	}
@@ -421,4 +424,12 @@ func (s *stream) throughGate(e wire.Event, m *wire.Meta) (wire.Event, bool, erro
 	}
 	e.Frame, err = s.format.AppendEvent(nil, e.Type, e.Object)
 	return e, err == nil, err
+}
+
+// retirePod retires what is kept of a pod by itself, unless it has a UID.
+func (s *stream) retirePod(m *wire.Meta, uid string) {
+	if s.seesAllPods(s.Recognizer.NodeName) {
+		path := pathOf(m.Namespace, m.Name)
+		s.retire(s.call, func(of string) (string, bool) { return uid, of == path })
+	}
 }

@@ -142,11 +142,23 @@ func (c *call) seesAllPods(nodeName string) bool {
 		(selector == "" || selector == "spec.nodeName="+nodeName)
 }
 
-// settleAfter forgets the held pods that are not in a list.
+// settleAfter forgets the pods that are not in a list: those that are held, and those that are kept by themselves.
 func (p *Proxy) settleAfter(c *call, list *wire.List) {
-	if list.Continue == "" && request.PositionOf(c.URL.Query()).Continue == "" && c.seesAllPods(p.Recognizer.NodeName) {
-		p.gate.settle(c.began, list.ResourceVersion)
+	if list.Continue != "" || request.PositionOf(c.URL.Query()).Continue != "" || !c.seesAllPods(p.Recognizer.NodeName) {
+		return
 	}
+	p.gate.settle(c.began, list.ResourceVersion)
+	uids := make(map[string]string, len(list.Items))
+	for i := range list.Items {
+		uids[pathOf(list.Items[i].Namespace, list.Items[i].Name)] = list.Items[i].UID
+	}
+	p.retire(c, func(path string) (string, bool) { return uids[path], isPathOfPod(path) })
+}
+
+// isPathOfPod reports whether a path is that of one pod.
+func isPathOfPod(path string) bool {
+	parts := strings.Split(path, "/")
+	return len(parts) == 7 && parts[1] == "api" && parts[5] == "pods"
 }
 
 // sendEvent sends an event on a pod that is held.

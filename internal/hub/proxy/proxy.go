@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httputil"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -38,7 +39,8 @@ const (
 	readWithin, readAgain = 15 * time.Second, 300 * time.Millisecond
 	// localWithin bounds how long a client may take for an answer from the cache.
 	localWithin = time.Minute
-	// retryAfter is what a client is told that cannot be answered, in seconds.
+	// retryAfter is when a client may ask again that finds no place, or that the cloud did not answer this once, in
+	// seconds. While the cloud is away nobody is told: kubectl would ask ten times before it says why.
 	retryAfter = 5
 )
 
@@ -85,6 +87,8 @@ type Proxy struct {
 	replay   replay
 	// refusals are those of what the node reads.
 	refusals refusals
+	// changed is when others than the node changed what they read: a list from before tells nothing of it.
+	changed refusals
 	// metrics is nil if nobody registered them.
 	metrics *metrics
 	// slowAfter, if it is not 0, is used instead of TakeWithin, bodyWithin and questionWithin: in tests.
@@ -331,6 +335,9 @@ func (p *Proxy) unavailable(w http.ResponseWriter, r *http.Request, err error) {
 	if p.hasEnded(w, r) {
 		return
 	}
+	if !isAway(err) {
+		w.Header().Set("Retry-After", strconv.Itoa(retryAfter))
+	}
 	if !errors.Is(err, uplink.ErrOffline) {
 		p.Log.V(2).Info("A request failed", "path", r.URL.Path, "error", err.Error())
 	}
@@ -351,9 +358,11 @@ func (p *Proxy) refuse(w http.ResponseWriter, r *http.Request, code int, reason 
 	w.Header().Del(AsOf) // the answer is the hub's, whatever of the cache it was about to give
 	w.Header().Del("Warning")
 	status := metav1.Status{Status: metav1.StatusFailure, Reason: reason, Message: message, Code: int32(code)}
-	if code == http.StatusServiceUnavailable || code == http.StatusTooManyRequests {
+	if code == http.StatusTooManyRequests {
+		w.Header().Set("Retry-After", strconv.Itoa(retryAfter))
+	}
+	if w.Header().Get("Retry-After") != "" {
 		status.Details = &metav1.StatusDetails{RetryAfterSeconds: retryAfter}
-		w.Header().Set("Retry-After", fmt.Sprint(retryAfter))
 	}
 	body, err := format.EncodeStatus(status)
 	if err != nil {

@@ -30,6 +30,11 @@ func (r *refusals) isLasting(key string) bool {
 	if is {
 		return false
 	}
+	r.noteLocked(key)
+	return false
+}
+
+func (r *refusals) noteLocked(key string) {
 	if len(r.since) >= maxScopes { // more than is kept; what is forgotten is only kept for longer
 		r.forgetLocked()
 	}
@@ -37,16 +42,24 @@ func (r *refusals) isLasting(key string) bool {
 		r.since = map[string]time.Time{}
 	}
 	r.since[key] = time.Now()
-	return false
+}
+
+// note notes something of a key, as of now.
+func (r *refusals) note(key string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.noteLocked(key)
+}
+
+// noted returns when something was noted of a key; zero if nothing was.
+func (r *refusals) noted(key string) time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.since[key]
 }
 
 // isNoted reports whether a refusal is noted, with no success since.
-func (r *refusals) isNoted(key string) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	_, is := r.since[key]
-	return is
-}
+func (r *refusals) isNoted(key string) bool { return !r.noted(key).IsZero() }
 
 // forgetLocked forgets the refusal that began first.
 func (r *refusals) forgetLocked() {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
@@ -101,7 +102,7 @@ func (p *Proxy) repeat(w http.ResponseWriter, c *call) {
 	}
 	switch response.StatusCode {
 	case http.StatusOK, http.StatusCreated:
-		if c.isUnauthenticated(answer) {
+		if c.isDenied(answer) {
 			p.drop(c)
 			return
 		}
@@ -119,15 +120,28 @@ func (p *Proxy) repeat(w http.ResponseWriter, c *call) {
 	}
 }
 
-// isUnauthenticated reports whether a review says that nobody has a token: anybody can ask for any number of
-// these.
-func (c *call) isUnauthenticated(answer *kept) bool {
-	if c.what.Resource != "tokenreviews" || answer.tooLarge {
+// isDenied reports whether a review says that nobody has a token, or that somebody may not do something: anybody can
+// ask for any number of these, and without an answer a kubelet denies, too.
+func (c *call) isDenied(answer *kept) bool {
+	if c.what.Subresource == tokenSubresource || answer.tooLarge {
 		return false
 	}
 	object, _, err := codecs.UniversalDeserializer().Decode(answer.body, nil, nil)
-	review, is := object.(*authenticationv1.TokenReview)
-	return err == nil && is && !review.Status.Authenticated
+	if err != nil {
+		return false
+	}
+	switch review := object.(type) {
+	case *authenticationv1.TokenReview:
+		return !review.Status.Authenticated
+	case *authorizationv1.SubjectAccessReview:
+		return !review.Status.Allowed
+	case *authorizationv1.LocalSubjectAccessReview:
+		return !review.Status.Allowed
+	case *authorizationv1.SelfSubjectAccessReview:
+		return !review.Status.Allowed
+	default:
+		return false
+	}
 }
 
 // acceptMinted remembers a token that the API server has just made, for itself as the audience: whoever gets

@@ -285,3 +285,35 @@ func TestATokenIsKnownOnceItWasMade(t *testing.T) {
 		t.Error("a token for another audience is known")
 	}
 }
+
+// TestDenialsTakeNoPlace: any pod's token makes a kubelet ask them, any number of times.
+func TestDenialsTakeNoPlace(t *testing.T) {
+	n := newNode(t, wire.JSON)
+	allowed := true
+	n.Proxy.Cloud = &roundTrips{n.cloud, func() *http.Response {
+		body := fmt.Sprintf(`{"kind":"SubjectAccessReview","apiVersion":"authorization.k8s.io/v1","status":{"allowed":%t}}`, allowed)
+		return &http.Response{StatusCode: http.StatusCreated, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body))}
+	}}
+	n.post(reviewsPath, `{"a":1}`)
+	allowed = false
+	for i := range maxReviews + 10 {
+		n.post(reviewsPath, fmt.Sprintf(`{"b":%d}`, i))
+	}
+	if got := len(n.Cache.Scopes()); got != 1 {
+		t.Errorf("%d reviews are kept", got)
+	}
+	n.post(reviewsPath, `{"a":1}`) // an API server that starts denies everything
+	if got := len(n.Cache.Scopes()); got != 1 {
+		t.Errorf("after a first denial of what was allowed, %d reviews are kept", got)
+	}
+}
+
+// roundTrips is a cloud that answers by a function.
+type roundTrips struct {
+	Cloud
+
+	answer func() *http.Response
+}
+
+// RoundTrip implements Cloud.
+func (t *roundTrips) RoundTrip(*http.Request, bool) (*http.Response, error) { return t.answer(), nil }

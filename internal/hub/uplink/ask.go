@@ -53,10 +53,14 @@ func (u *Uplink) setUnready(reason error) {
 // all requests are served.
 func (u *Uplink) ask(ctx context.Context) {
 	servers := u.inTurn()
-	unready, err := u.askReady(ctx, servers)
-	if len(unready) > 0 {
+	unready, mute, err := u.askReady(ctx, servers)
+	switch {
+	case len(unready) > 0:
 		u.setUnready(err)
-		err = u.askLease(ctx, servers[0], unready)
+		err = u.askLease(ctx, servers[0], append(unready, mute...))
+	case len(mute) > 0:
+		u.setUnready(nil)
+		err = u.askLease(ctx, servers[0], mute)
 	}
 	if err != nil && !errors.Is(err, errUndecided) && ctx.Err() == nil {
 		u.observe(servers[0], u.after(servers[0]), err)
@@ -66,12 +70,14 @@ func (u *Uplink) ask(ctx context.Context) {
 // errUndecided is the error of questions whose answer is no evidence.
 var errUndecided = errors.New("the API servers refuse the question")
 
-// askReady returns the servers that answer that they are not ready, and why none is.
-// It sends no certificate: everybody may ask, and the answer that somebody may not is one, too.
-func (u *Uplink) askReady(ctx context.Context, servers []int) (unready []int, err error) {
-	with, err := u.transports(false)
+// askReady returns the servers that answer that they are not ready, those that do not let this node know, and why none
+// is ready. A server without anonymous requests answers only to a certificate.
+func (u *Uplink) askReady(ctx context.Context, servers []int) (unready, mute []int, err error) {
+	with, err := u.transports(true)
 	if err != nil {
-		return nil, errUndecided
+		if with, err = u.transports(false); err != nil {
+			return nil, nil, errUndecided
+		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, u.answerWithin)
 	defer cancel()
@@ -79,10 +85,13 @@ func (u *Uplink) askReady(ctx context.Context, servers []int) (unready []int, er
 	for _, at := range servers {
 		code, err := u.question(ctx, at, readyPath, with.requests)
 		switch {
-		case err == nil && code < http.StatusInternalServerError:
+		case err == nil && code < http.StatusBadRequest:
 			u.setUnready(nil)
 			u.observe(servers[0], at, nil)
-			return nil, nil
+			return nil, nil, nil
+		case err == nil && code < http.StatusInternalServerError:
+			mute = append(mute, at)
+			err = fmt.Errorf("%s does not say whether it is ready: it answers %d", u.options.Servers[at].Host, code)
 		case err == nil:
 			unready = append(unready, at)
 			err = fmt.Errorf("%s is not ready: it answers %d", u.options.Servers[at].Host, code)
@@ -92,10 +101,10 @@ func (u *Uplink) askReady(ctx context.Context, servers []int) (unready []int, er
 			break
 		}
 	}
-	return unready, errors.Join(errs...)
+	return unready, mute, errors.Join(errs...)
 }
 
-// askLease asks servers that are not ready for the Lease of the node, as the node, and returns why none
+// askLease asks servers of which none says that it is ready for the Lease of the node, as the node, and returns why none
 // of them gives it. A server that starts may refuse what it will allow, because it has not read the rules
 // yet, or take no requests: that is no evidence in either way, so an outage does not end with refusals,
 // and none begins.

@@ -100,6 +100,32 @@ func TestAnswersOfAnUnreadyServerSetTheState(t *testing.T) {
 	}
 }
 
+// TestAServerThatDoesNotSayWhetherItIsReady answers the node, or does not: without anonymous requests /readyz is
+// refused also by a server whose etcd hangs.
+func TestAServerThatDoesNotSayWhetherItIsReady(t *testing.T) {
+	for _, code := range []int32{http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound} {
+		c := newCloud(t)
+		u := newStill(t, anyCertificate, c)
+		u.answerWithin, u.silence = 10*time.Second, 0
+		c.mute.Store(code)
+		several := func() State {
+			for range downAfter {
+				u.ask(t.Context())
+			}
+			e, _ := u.Evidence()
+			return e.State
+		}
+		if got := several(); got != Online || u.Unready().Reason != nil {
+			t.Errorf("with %d, and an answer to the node, the state is %s, and told is %+v", code, got, u.Unready())
+		}
+		c.unready.Store(true)
+		c.refusal.Store(http.StatusInternalServerError)
+		if got := several(); got != Offline {
+			t.Errorf("with %d, and no answer to the node, the state is %s", code, got)
+		}
+	}
+}
+
 // TestAServerThatIsReadyIsPreferred, and one that answers if none is.
 func TestAServerThatIsReadyIsPreferred(t *testing.T) {
 	current := func(u *Uplink) int { return u.inTurn()[0] }

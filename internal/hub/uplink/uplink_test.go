@@ -32,6 +32,7 @@ type cloud struct {
 	writes   atomic.Int32 // other than reads
 	asked    atomic.Int32
 	ready    atomic.Int32  // how often it was asked whether it is ready
+	mute     atomic.Int32  // the code of the answer to that, if it is not 0
 	unready  atomic.Bool   // it answers that with 500
 	refusal  atomic.Int32  // the code of all other answers, if it is unready; 0 is 200
 	released chan struct{} // all that hang
@@ -57,6 +58,10 @@ func newCloud(t *testing.T) *cloud {
 		}
 		if r.URL.Path == readyPath {
 			c.ready.Add(1)
+			if code := int(c.mute.Load()); code != 0 {
+				w.WriteHeader(code)
+				return
+			}
 		}
 		if code := 0; strings.HasPrefix(r.URL.Path, "/code/") {
 			_, _ = fmt.Sscanf(r.URL.Path, "/code/%d", &code)
