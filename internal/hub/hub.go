@@ -64,8 +64,8 @@ const (
 	// saveAfter is the least time between two writes of the known tokens, saveEvery the most between two
 	// attempts, and rewriteEvery how long the times at which they were accepted may be wrong on disk.
 	saveAfter, saveEvery, rewriteEvery = time.Second, 10 * time.Second, time.Hour
-	// renewWithin is for how long after an outage, or the hub's own start, a certificate that has expired is accepted: its client renews it
-	// with it.
+	// renewWithin is for how long after an outage, or the hub's own start, a certificate that has expired is accepted:
+	// its client renews it with it.
 	renewWithin = time.Hour
 	// secretSize is the size of the secret with which tokens are hashed, in bytes.
 	secretSize = 32

@@ -199,6 +199,13 @@ func (j *Journal) Each(visit func(*Entry)) {
 	}
 }
 
+// Len returns how many entries there are.
+func (j *Journal) Len() int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return len(j.state.entries)
+}
+
 // Of returns what is kept of an object, in its order.
 func (j *Journal) Of(object string) []Entry {
 	j.mu.Lock()

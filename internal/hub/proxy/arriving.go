@@ -93,7 +93,7 @@ func (a *arriving) mayPass(item *wire.Item) bool {
 		return false
 	}
 	labels, err := policyLabels(wire.Protobuf, item.Raw)
-	if err != nil || delivery.Waiting(labels) != "" || a.keepsOf(pathOf(item.Namespace, item.Name)) {
+	if err != nil || delivery.Waiting(labels) != "" || a.keepsOfPod(item.Namespace, item.Name) {
 		return false
 	}
 	if a.Pods != nil {

@@ -297,9 +297,11 @@ func (p *Proxy) filter(c *call, list *wire.List) (changed bool, err error) {
 			changed = true
 			item.Raw = last
 		}
-		if shown := p.shownItem(&list.Header, item.Raw, pathOf(item.Namespace, item.Name)); shown != nil {
-			changed = true
-			item.Raw = shown
+		if p.keepsOfPod(item.Namespace, item.Name) {
+			if shown := p.shownItem(&list.Header, item.Raw, pathOf(item.Namespace, item.Name)); shown != nil {
+				changed = true
+				item.Raw = shown
+			}
 		}
 		passed = append(passed, item)
 	}

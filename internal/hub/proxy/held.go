@@ -148,11 +148,19 @@ func (p *Proxy) settleAfter(c *call, list *wire.List) {
 		return
 	}
 	p.gate.settle(c.began, list.ResourceVersion)
-	uids := make(map[string]string, len(list.Items))
-	for i := range list.Items {
-		uids[pathOf(list.Items[i].Namespace, list.Items[i].Name)] = list.Items[i].UID
-	}
-	p.retire(c, func(path string) (string, bool) { return uids[path], isPathOfPod(path) })
+	var uids map[string]string
+	p.retire(c, func(path string) (string, bool) {
+		if !isPathOfPod(path) {
+			return "", false
+		}
+		if uids == nil { // only if a pod is kept by itself
+			uids = make(map[string]string, len(list.Items))
+			for i := range list.Items {
+				uids[pathOf(list.Items[i].Namespace, list.Items[i].Name)] = list.Items[i].UID
+			}
+		}
+		return uids[path], true
+	})
 }
 
 // isPathOfPod reports whether a path is that of one pod.

@@ -77,6 +77,11 @@ func (p *Proxy) shownText(format wire.Format, text []byte, path string) []byte {
 	return text
 }
 
+// keepsOfPod is keepsOf for a pod. Most of the time nothing is kept, and a list has many pods.
+func (p *Proxy) keepsOfPod(namespace, name string) bool {
+	return p.Journal != nil && p.Journal.Len() > 0 && p.keepsOf(pathOf(namespace, name))
+}
+
 // shownItem is shownText for an item of a list.
 func (p *Proxy) shownItem(list *wire.Header, item []byte, path string) []byte {
 	if !p.keepsOf(path) {
