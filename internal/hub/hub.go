@@ -14,6 +14,7 @@
 //	journal    writes of the node that wait for the cloud, on disk
 //	kubelet    what the hub asks the kubelet
 //	uplink     whether the cloud is reachable, and the connections to it
+//	pool       what the coordinator of the node's pool is told
 //	proxy      the answers
 //	config     the configuration file
 package hub
@@ -148,6 +149,7 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed 
 		}},
 	}
 	p.LearnKept()
+	governed := newPool(c, p, node, log.WithName("pool"))
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.Listen)
 	if err != nil {
 		return fmt.Errorf("listening for clients: %w", err)
@@ -170,7 +172,7 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed 
 		// The certificates of clients are judged for each request: see identity.Recognizer.
 		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: serving.get, ClientAuth: tls.RequestClientCert},
 	}
-	observed, err := (&parts{c.NodeName, cloud, node, serving, p, services, caught}).observe()
+	observed, err := (&parts{c.NodeName, cloud, node, serving, p, services, governed, caught}).observe()
 	if err != nil {
 		return err
 	}
@@ -185,14 +187,18 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed 
 			log.Error(err, "The hub cannot be observed any more")
 		}
 	})
-	for what, run := range map[string]func(context.Context){
+	tasks := map[string]func(context.Context){
 		"asking the cloud": cloud.Run, "following files": followed.run, "the certificate of the node": node.run, "the serving certificate": serving.run, "sending kept writes": p.Replay,
 		"telling of held pods":                 p.TellOfHeld,
 		"keeping what kubectl reads first":     p.KeepDiscovery,
 		"following Services":                   func(ctx context.Context) { services.Run(ctx, p.Follow) },
 		"removing what pods had that are gone": func(ctx context.Context) { every(ctx, proxy.RetainEvery, p.Retain) },
 		"keeping tokens":                       func(ctx context.Context) { keepTokens(ctx, tokens, save) },
-	} {
+	}
+	if governed != nil {
+		tasks["telling the pool's coordinator"] = governed.Run
+	}
+	for what, run := range tasks {
 		background.Go(func() { caught.Keep(ctx, what, run) })
 	}
 	served := make(chan error, 1)

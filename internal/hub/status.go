@@ -19,6 +19,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/endpoints"
 	"github.com/atoll-k8s/atoll/internal/hub/journal"
 	"github.com/atoll-k8s/atoll/internal/hub/panics"
+	"github.com/atoll-k8s/atoll/internal/hub/pool"
 	"github.com/atoll-k8s/atoll/internal/hub/proxy"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
 )
@@ -36,6 +37,8 @@ type Status struct {
 	Services endpoints.Status `json:"services"`
 	// Writes are those of the node that wait for the cloud; nil if the hub cannot keep any.
 	Writes *Writes `json:"writes,omitempty"`
+	// Coordinator is that of the node's pool; nil if the configuration names none.
+	Coordinator *pool.Status `json:"coordinator,omitempty"`
 	// Removed is when it was last noticed that files of the cache were removed by others.
 	Removed time.Time `json:"removed,omitzero"`
 	// Cache is what is kept, the answers that were used last first.
@@ -102,6 +105,7 @@ type parts struct {
 	serving     *serving
 	proxy       *proxy.Proxy
 	services    *endpoints.Filter
+	pool        *pool.Pool // or nil
 	panics      *panics.Catcher
 }
 
@@ -129,6 +133,10 @@ func (h *parts) status() *Status {
 		if kept.Waiting > 0 {
 			s.Writes.Since = &kept.Since
 		}
+	}
+	if h.pool != nil {
+		status := h.pool.Status()
+		s.Coordinator = &status
 	}
 	s.Removed = h.proxy.Cache.Removed()
 	scopes := h.proxy.Cache.Scopes()
@@ -203,6 +211,11 @@ func (s *Status) Write(w io.Writer, now time.Time) error {
 		fmt.Fprintf(w, "writes: %d wait for the cloud, the first for %s (%d bytes)\n", writes.Waiting, ago(*writes.Since), writes.Bytes)
 	default:
 		fmt.Fprintln(w, "writes: none waits for the cloud")
+	}
+	if c := s.Coordinator; c != nil && c.Reason == "" {
+		fmt.Fprintf(w, "coordinator of the pool: %s, for %s; %d objects, %d refused\n", c.Address, ago(c.Since), c.Objects, c.Refused)
+	} else if c != nil {
+		fmt.Fprintf(w, "coordinator of the pool: not up to date for %s: %s\n", ago(c.Since), strings.ReplaceAll(c.Reason, "\n", "; "))
 	}
 	if !s.Removed.IsZero() {
 		fmt.Fprintf(w, "cache: files of the hub's directory were removed while it runs, noticed %s ago\n", ago(s.Removed))

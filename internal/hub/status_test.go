@@ -19,6 +19,7 @@ import (
 
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/endpoints"
+	"github.com/atoll-k8s/atoll/internal/hub/pool"
 	"github.com/atoll-k8s/atoll/internal/hub/proxy"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
@@ -49,7 +50,7 @@ func TestStatusShowsTheNodeCertificate(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			handler, err := (&parts{"edge", cloud, cert, serving, &proxy.Proxy{Cache: store, Log: logr.Discard()}, endpoints.New(endpoints.Options{NodeName: "edge", Log: logr.Discard()}), nil}).observe()
+			handler, err := (&parts{"edge", cloud, cert, serving, &proxy.Proxy{Cache: store, Log: logr.Discard()}, endpoints.New(endpoints.Options{NodeName: "edge", Log: logr.Discard()}), nil, nil}).observe()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -111,7 +112,7 @@ func TestStatusShowsRefusals(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	handler, err := (&parts{"edge", cloud, cert, serving, &proxy.Proxy{Cloud: cloud, Cache: store, Log: logr.Discard()}, endpoints.New(endpoints.Options{NodeName: "edge", Log: logr.Discard()}), nil}).observe()
+	handler, err := (&parts{"edge", cloud, cert, serving, &proxy.Proxy{Cloud: cloud, Cache: store, Log: logr.Discard()}, endpoints.New(endpoints.Options{NodeName: "edge", Log: logr.Discard()}), nil, nil}).observe()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,5 +171,19 @@ func TestStatusShowsRefusals(t *testing.T) {
 	}
 	if text := get("/metrics"); !strings.Contains(text, "atoll_hub_node_certificate_refused 1\n") {
 		t.Errorf("the metrics tell of no refusal:\n%s", text)
+	}
+}
+
+// TestTheStatusTellsOfTheCoordinator of the node's pool.
+func TestTheStatusTellsOfTheCoordinator(t *testing.T) {
+	now := time.Unix(1000, 0)
+	for want, c := range map[string]*pool.Status{
+		"coordinator of the pool: 10.0.0.7:10271, for 1m0s; 7 objects, 1 refused\n":       {Address: "10.0.0.7:10271", Since: now.Add(-time.Minute), Objects: 7, Refused: 1},
+		"coordinator of the pool: not up to date for 5s: nobody answers; nor elsewhere\n": {Address: "10.0.0.7:10271", Since: now.Add(-5 * time.Second), Reason: "nobody answers\nnor elsewhere"},
+	} {
+		var text strings.Builder
+		if err := (&Status{Coordinator: c}).Write(&text, now); err != nil || !strings.Contains(text.String(), want) {
+			t.Errorf("the status is %s, want %s", text.String(), want)
+		}
 	}
 }

@@ -241,6 +241,13 @@ func TestEachWallDetectsItsBreach(t *testing.T) {
 			world: world{"./cmd/atoll-manager": {"k8s.io/kubernetes/pkg/scheduler"}},
 			want:  "Kubernetes itself is no dependency of the product",
 		},
+		"the hub links etcd": {
+			world: world{"./internal/hub/pool": {"go.etcd.io/etcd/client/v3"}},
+			want:  "one program knows etcd",
+		},
+		"a coordinator's program links etcd": {
+			world: world{"./cmd/atoll-coordinator": {"./internal/coordinator/writer"}, "./internal/coordinator/writer": {"go.etcd.io/etcd/client/v3"}},
+		},
 		"the product links the devcluster": {
 			world: world{"./internal/testing/fixture": {"./devcluster"}},
 			want:  "Kubernetes itself is no dependency of the product",

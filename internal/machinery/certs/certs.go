@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"math/big"
 	"net"
+	"slices"
 	"time"
 
 	"k8s.io/client-go/util/keyutil"
@@ -44,8 +45,10 @@ type Pair struct {
 
 // Leaf describes a certificate that is not a CA.
 type Leaf struct {
-	// CommonName is the common name of the holder.
+	// CommonName is the common name of the holder: a client's user.
 	CommonName string
+	// Groups are the organizations of the holder: a client's groups.
+	Groups []string
 	// Names are the DNS names and IP addresses of a server. A certificate without names
 	// is a client certificate.
 	Names []string
@@ -100,7 +103,7 @@ func IssueFor(ca Pair, leaf Leaf, period Period) (Pair, error) {
 		return Pair{}, fmt.Errorf("reading the CA's key: %w", err)
 	}
 	template := &x509.Certificate{
-		Subject:     pkix.Name{CommonName: leaf.CommonName},
+		Subject:     pkix.Name{CommonName: leaf.CommonName, Organization: leaf.Groups},
 		NotBefore:   period.From,
 		NotAfter:    period.To,
 		KeyUsage:    x509.KeyUsageDigitalSignature,
@@ -147,7 +150,7 @@ func sign(template *x509.Certificate, key *ecdsa.PrivateKey, parent *x509.Certif
 	return Pair{Cert: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), Key: keyPEM}, nil
 }
 
-// Fresh returns true if the CA has signed the pair, it is for the common name and all
+// Fresh returns true if the CA has signed the pair, it is for the common name, the groups and all
 // names of the leaf, and it is in the first two thirds of its lifetime.
 func Fresh(pair, ca Pair, leaf Leaf, now time.Time) bool {
 	cert := Verified(pair, ca, leaf)
@@ -155,7 +158,7 @@ func Fresh(pair, ca Pair, leaf Leaf, now time.Time) bool {
 }
 
 // Verified returns the certificate of the pair if the CA has signed it, it has its key, and it is for
-// the common name and all names of the leaf; else nil. The time does not matter. The CA's key is not
+// the common name, the groups and all names of the leaf; else nil. The time does not matter. The CA's key is not
 // needed.
 func Verified(pair, ca Pair, leaf Leaf) *x509.Certificate {
 	cert := own(pair)
@@ -163,7 +166,7 @@ func Verified(pair, ca Pair, leaf Leaf) *x509.Certificate {
 		return nil
 	}
 	caCert, err := ParseCert(ca.Cert)
-	if err != nil || cert.CheckSignatureFrom(caCert) != nil || cert.Subject.CommonName != leaf.CommonName {
+	if err != nil || cert.CheckSignatureFrom(caCert) != nil || cert.Subject.CommonName != leaf.CommonName || !slices.Equal(cert.Subject.Organization, leaf.Groups) {
 		return nil
 	}
 	for _, name := range leaf.Names {

@@ -1,0 +1,153 @@
+package object
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/atoll-k8s/atoll/internal/governance"
+)
+
+var webRef = governance.Ref{Resource: "pods", Namespace: "default", Name: "web-0"}
+
+func web() *corev1.Pod {
+	fromSettings := corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "env-from"}}
+	key := &corev1.EnvVarSource{ConfigMapKeyRef: &corev1.ConfigMapKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: "env"}}}
+	return &corev1.Pod{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-0", UID: "1", ResourceVersion: "7"},
+		Spec: corev1.PodSpec{
+			NodeName: "edge-1", ServiceAccountName: "builder",
+			Volumes: []corev1.Volume{
+				{Name: "a", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "volume"}}}},
+				{Name: "b", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
+					{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "projected"}}},
+					{Secret: &corev1.SecretProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "secret"}}},
+				}}}},
+				{Name: "c", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "secret"}}},
+			},
+			InitContainers: []corev1.Container{{Name: "init", Env: []corev1.EnvVar{{Name: "A", ValueFrom: key}}}},
+			Containers:     []corev1.Container{{Name: "c", Env: []corev1.EnvVar{{Name: "A", ValueFrom: key}}, EnvFrom: []corev1.EnvFromSource{{ConfigMapRef: &fromSettings}}}},
+			EphemeralContainers: []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{
+				Name: "debug", EnvFrom: []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "../odd"}}}},
+			}}},
+		},
+	}
+}
+
+func asJSON(t *testing.T, object any) []byte {
+	t.Helper()
+	body, err := json.Marshal(object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return body
+}
+
+func asProtobuf(t *testing.T, object runtime.Object) []byte {
+	t.Helper()
+	var body bytes.Buffer
+	if err := protobuf.NewSerializer(nil, nil).Encode(object, &body); err != nil {
+		t.Fatal(err)
+	}
+	return body.Bytes()
+}
+
+func TestReadPod(t *testing.T) {
+	names := func(resource string, names ...string) (refs []governance.Ref) {
+		for _, name := range names {
+			refs = append(refs, governance.Ref{Resource: resource, Namespace: "default", Name: name})
+		}
+		return refs
+	}
+	want := &Object{
+		UID: "1", Version: 7, NodeName: "edge-1",
+		Names: append(names("serviceaccounts", "builder"), names("configmaps", "env", "env-from", "projected", "volume")...),
+	}
+	for name, body := range map[string][]byte{"JSON": asJSON(t, web()), "protobuf": asProtobuf(t, web())} {
+		got, err := Read(webRef, body)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+	}
+}
+
+func TestReadRefuses(t *testing.T) {
+	changed := func(change func(*corev1.Pod)) []byte {
+		pod := web()
+		change(pod)
+		return asJSON(t, pod)
+	}
+	inProtobuf := func(change func(*corev1.Pod)) []byte {
+		pod := web()
+		change(pod)
+		return asProtobuf(t, pod)
+	}
+	protobufPod := asProtobuf(t, web())
+	for name, tc := range map[string]struct {
+		ref  governance.Ref
+		body []byte
+		says string
+	}{
+		"nothing":                  {webRef, nil, "neither JSON nor protobuf"},
+		"YAML":                     {webRef, []byte("apiVersion: v1\nkind: Pod\n"), "neither JSON nor protobuf"},
+		"an item of a list":        {webRef, changed(func(p *corev1.Pod) { p.TypeMeta = metav1.TypeMeta{} }), "'Kind' is missing"},
+		"half of it":               {webRef, changed(func(*corev1.Pod) {})[:100], "reading pods/default/web-0"},
+		"half of it in protobuf":   {webRef, protobufPod[:len(protobufPod)/2], "reading pods/default/web-0"},
+		"more behind it":           {webRef, append(changed(func(*corev1.Pod) {}), '{'), "reading pods/default/web-0"},
+		"another kind":             {webRef, asJSON(t, &coordinationv1.Lease{TypeMeta: metav1.TypeMeta{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"}}), "is a Lease of coordination.k8s.io/v1, not a Pod of v1"},
+		"a list":                   {webRef, asJSON(t, &corev1.PodList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodList"}}), "is a PodList of v1"},
+		"a kind that is not known": {webRef, []byte(`{"apiVersion":"apps/v1","kind":"Deployment"}`), "no kind"},
+		"another name":             {webRef, changed(func(p *corev1.Pod) { p.Name = "web-1" }), `has the name "web-1"`},
+		"another namespace":        {webRef, changed(func(p *corev1.Pod) { p.Namespace = "other" }), `the namespace "other"`},
+		"no uid":                   {webRef, changed(func(p *corev1.Pod) { p.UID = "" }), "metadata.uid: is missing"},
+		"no version":               {webRef, changed(func(p *corev1.Pod) { p.ResourceVersion = "" }), `metadata.resourceVersion: ""`},
+		"a version that is none":   {webRef, changed(func(p *corev1.Pod) { p.ResourceVersion = "-1" }), `metadata.resourceVersion: "-1"`},
+		"what JSON cannot say: a field's owner": {webRef, inProtobuf(func(p *corev1.Pod) {
+			p.ManagedFields = []metav1.ManagedFieldsEntry{{FieldsV1: metav1.NewFieldsV1("{")}}
+		}), "cannot be shown"},
+		"what JSON cannot say: a port that is neither number nor name": {webRef, inProtobuf(func(p *corev1.Pod) {
+			p.Spec.Containers[0].LivenessProbe = &corev1.Probe{ProbeHandler: corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.IntOrString{Type: 7}}}}
+		}), "cannot be shown"},
+		"a year that no client reads": {webRef, inProtobuf(func(p *corev1.Pod) {
+			p.CreationTimestamp = metav1.Date(12026, 1, 1, 0, 0, 0, 0, time.UTC)
+		}), "cannot be shown"},
+		"very many empty containers": {webRef, inProtobuf(func(p *corev1.Pod) { p.Spec.Containers = make([]corev1.Container, 50000) }), "of memory"},
+		"very many ConfigMaps": {webRef, inProtobuf(func(p *corev1.Pod) {
+			for i := range maxNames + 1 {
+				p.Spec.Containers[0].EnvFrom = append(p.Spec.Containers[0].EnvFrom, corev1.EnvFromSource{
+					ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: fmt.Sprint("c-", i)}},
+				})
+			}
+		}), "more than 256"},
+		"a field of another type": {webRef, []byte(`{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web-0","namespace":"default","uid":"1","resourceVersion":"7"},"spec":{"containers":7}}`), "reading pods/default/web-0"},
+		"a name that is a path":   {governance.Ref{Resource: "pods", Namespace: "default", Name: "../a"}, changed(func(*corev1.Pod) {}), "is not the name of an object"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := Read(tc.ref, tc.body); err == nil || !strings.Contains(err.Error(), tc.says) {
+				t.Errorf("Read says %v, want %q", err, tc.says)
+			}
+		})
+	}
+}
+
+// FuzzRead: nothing that is uploaded panics.
+func FuzzRead(f *testing.F) {
+	f.Add([]byte(`{"apiVersion":"v1","kind":"Pod"}`))
+	f.Add([]byte("k8s\x00\n\t\n\x02v1\x12\x03Pod"))
+	f.Fuzz(func(_ *testing.T, body []byte) { _, _ = Read(webRef, body) })
+}

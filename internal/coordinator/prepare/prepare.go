@@ -1,0 +1,86 @@
+// Package prepare makes what the containers of a coordinator's pod need of each other, before they start: in a
+// volume in memory, which ends with the pod.
+package prepare
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/atoll-k8s/atoll/internal/coordinator/readonly"
+	"github.com/atoll-k8s/atoll/internal/machinery/certs"
+)
+
+// The files that Write writes, below its directory.
+const (
+	// ClientCAs has the CAs of the API server's clients: that of the pool, for people, and one of this pod only.
+	ClientCAs = "clients.crt"
+	// Kubeconfig is that of the writer, as readonly.User.
+	Kubeconfig = "kubeconfig"
+	// ServiceAccountCert has the public key of tokens, without which no API server starts.
+	ServiceAccountCert = "service-account.crt"
+	// ServiceAccountKey has the private one. No token is ever signed with it.
+	ServiceAccountKey = "service-account.key"
+)
+
+// mastersGroup may do everything in an API server that its admission allows.
+const mastersGroup = "system:masters"
+
+// Options tell what the files are for.
+type Options struct {
+	// Directory is where they are written.
+	Directory string
+	// PoolCA is the file with the CA, or the CAs, of the pool.
+	PoolCA string
+	// Server is the URL of the API server for the other containers, and ServerName a name that its certificate has.
+	Server, ServerName string
+}
+
+// Write writes the files.
+func Write(o Options, now time.Time) error {
+	trusted, err := os.ReadFile(o.PoolCA)
+	if err != nil {
+		return fmt.Errorf("reading the CA of the pool: %w", err)
+	}
+	if _, err := certs.ParseCert(trusted); err != nil {
+		return fmt.Errorf("reading the CA of the pool, %s: %w", o.PoolCA, err)
+	}
+	ca, err := certs.NewCA(now)
+	if err != nil {
+		return err
+	}
+	// It is made anew with each pod only, and trusted in this pod only.
+	own, err := certs.IssueFor(ca, certs.Leaf{CommonName: readonly.User, Groups: []string{mastersGroup}}, certs.Period{From: now.Add(-time.Minute), To: now.Add(certs.CALifetime)})
+	if err != nil {
+		return err
+	}
+	tokens, err := certs.NewCA(now)
+	if err != nil {
+		return err
+	}
+	config := api.NewConfig()
+	config.Clusters["coordinator"] = &api.Cluster{
+		Server: o.Server, TLSServerName: o.ServerName, CertificateAuthority: o.PoolCA,
+	}
+	config.AuthInfos[readonly.User] = &api.AuthInfo{ClientCertificateData: own.Cert, ClientKeyData: own.Key}
+	config.Contexts["coordinator"] = &api.Context{Cluster: "coordinator", AuthInfo: readonly.User}
+	config.CurrentContext = "coordinator"
+	kubeconfig, err := clientcmd.Write(*config)
+	if err != nil {
+		return fmt.Errorf("encoding the kubeconfig: %w", err)
+	}
+	for name, content := range map[string][]byte{
+		ClientCAs: bytes.Join([][]byte{bytes.TrimSpace(trusted), ca.Cert}, []byte("\n")), Kubeconfig: kubeconfig,
+		ServiceAccountCert: tokens.Cert, ServiceAccountKey: tokens.Key,
+	} {
+		if err := os.WriteFile(filepath.Join(o.Directory, name), content, 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,119 @@
+// Package readonly makes the API server of a coordinator one that only shows: a policy refuses every change,
+// also by system:masters, and people with a certificate of the pool may read, and use log, exec, attach and
+// port-forward. objects.yaml has all of it.
+package readonly
+
+import (
+	"bytes"
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/go-logr/logr"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+)
+
+// User is the user that Apply must be: the policy lets nobody else change anything.
+const User = "atoll:coordinator"
+
+const (
+	// applyEvery is the time between two rounds, retryAfter that after one that has failed, and applyWithin bounds
+	// one.
+	applyEvery, retryAfter, applyWithin = 30 * time.Second, time.Second, 20 * time.Second
+)
+
+//go:embed objects.yaml
+var objects []byte
+
+// resources are those of the kinds in objects.yaml.
+var resources = map[string]string{
+	"ValidatingAdmissionPolicy": "validatingadmissionpolicies", "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
+	"ClusterRole": "clusterroles", "ClusterRoleBinding": "clusterrolebindings",
+}
+
+// runner has a client of User, and one of somebody else who may do everything.
+type runner struct{ own, other dynamic.Interface }
+
+// Run applies the objects again and again until ctx is done. config is that of User.
+func Run(ctx context.Context, config *rest.Config, log logr.Logger) error {
+	others := rest.CopyConfig(config)
+	others.Impersonate = rest.ImpersonationConfig{UserName: User + "-try", Groups: []string{"system:masters"}}
+	own, err := dynamic.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("making a client of the API server: %w", err)
+	}
+	other, err := dynamic.NewForConfig(others)
+	if err != nil {
+		return fmt.Errorf("making a client of the API server: %w", err)
+	}
+	r := &runner{own, other}
+	for last := "it was not tried yet"; ; {
+		pause, reason := applyEvery, ""
+		if err := r.apply(ctx); err != nil {
+			pause, reason = retryAfter, err.Error()
+		}
+		if reason != last && ctx.Err() == nil {
+			log.Info("Whether the API server is made read-only has changed", "isReadOnly", reason == "", "reason", reason)
+			last = reason
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(pause):
+		}
+	}
+}
+
+// apply applies the objects: first the policy, and once it refuses changes what people may do.
+func (r *runner) apply(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, applyWithin)
+	defer cancel()
+	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(objects), 4096)
+	for isEnforced := false; ; {
+		object := &unstructured.Unstructured{}
+		err := decoder.Decode(object)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("reading objects.yaml: %w", err)
+		}
+		gvk := object.GroupVersionKind()
+		if gvk.Group == rbacv1.GroupName && !isEnforced {
+			if err := r.tryChange(ctx); err != nil {
+				return err
+			}
+			isEnforced = true
+		}
+		resource := schema.GroupVersionResource{Group: gvk.Group, Version: gvk.Version, Resource: resources[gvk.Kind]}
+		if _, err := r.own.Resource(resource).Apply(ctx, object.GetName(), object, metav1.ApplyOptions{FieldManager: User, Force: true}); err != nil {
+			return fmt.Errorf("applying %s %q: %w", gvk.Kind, object.GetName(), err)
+		}
+	}
+}
+
+// tryChange returns an error unless the API server refuses a change by who may do everything.
+func (r *runner) tryChange(ctx context.Context) error {
+	object := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"namespace": "default", "name": "atoll-change"},
+	}}
+	configMaps := schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
+	_, err := r.other.Resource(configMaps).Namespace("default").Create(ctx, object, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	if apierrors.IsForbidden(err) {
+		return nil
+	}
+	if err == nil {
+		return errors.New("the policy is not in force yet")
+	}
+	return fmt.Errorf("trying a change: %w", err)
+}

@@ -1,0 +1,265 @@
+// Package records decides what a coordinator takes from whom: it has a record of each stored object, with its
+// version in the cloud and the node that it is of. It is pure: storage is the caller's, and times are values.
+//
+// A node may upload what is of itself: its Node, its Lease, pods that are bound to it, and what those pods
+// name. An old upload never replaces a later one. See docs/security.md for what a stolen certificate of a
+// node can do with this.
+package records
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/atoll-k8s/atoll/internal/governance"
+)
+
+// Record is what is known of a stored object.
+type Record struct {
+	// UID and Version are those of the cloud.
+	UID     string `json:"uid"`
+	Version uint64 `json:"version"`
+	// Node is the node that has uploaded it. For a kind of a node, it is the one that the object is of.
+	Node string `json:"node"`
+	// Bytes is the object's size.
+	Bytes int64 `json:"bytes"`
+	// Names are the objects that a pod names.
+	Names []governance.Ref `json:"names,omitempty"`
+}
+
+// Limits bound what is stored.
+type Limits struct {
+	// NodeObjects and NodeBytes bound what one node has uploaded, and Bytes what all nodes have.
+	NodeObjects      int
+	NodeBytes, Bytes int64
+}
+
+// Reason is why an upload is not taken.
+type Reason string
+
+const (
+	// Forbidden: the node may not upload this object.
+	Forbidden Reason = "Forbidden"
+	// Stale: the stored version is a later one.
+	Stale Reason = "Stale"
+	// Full: a limit is reached.
+	Full Reason = "Full"
+	// Malformed: it is not what it is uploaded as, or an API server could not show it.
+	Malformed Reason = "Malformed"
+)
+
+// Refusal is the error of an upload that is not taken.
+type Refusal struct {
+	Reason  Reason
+	Message string
+}
+
+// Error implements error.
+func (r *Refusal) Error() string { return r.Message }
+
+func refuse(reason Reason, format string, args ...any) *Refusal {
+	return &Refusal{reason, fmt.Sprintf(format, args...)}
+}
+
+// Set has the records of all stored objects. It is not safe for concurrent use.
+type Set struct {
+	limits  Limits
+	records map[governance.Ref]Record
+	// named counts the pods that name an object.
+	named map[governance.Ref]int
+	nodes map[string]*node
+	bytes int64
+	began time.Time
+}
+
+// node is what is known of a node.
+type node struct {
+	objects int
+	bytes   int64
+	// digest is that of its last inventory, and beat the time of its last beat.
+	digest string
+	beat   time.Time
+}
+
+// New returns the records of what is stored. Until SilentAfter has passed since now, no node counts as silent.
+func New(limits Limits, records map[governance.Ref]Record, now time.Time) *Set {
+	s := &Set{limits: limits, records: map[governance.Ref]Record{}, named: map[governance.Ref]int{}, nodes: map[string]*node{}, began: now}
+	for ref, record := range records {
+		s.Put(ref, record)
+	}
+	return s
+}
+
+func (s *Set) node(name string) *node {
+	n := s.nodes[name]
+	if n == nil {
+		n = &node{beat: s.began}
+		s.nodes[name] = n
+	}
+	return n
+}
+
+// Beat notes that a node is there, and tells whether its last inventory had this digest.
+func (s *Set) Beat(name, digest string, now time.Time) (isKnown bool) {
+	n := s.node(name)
+	n.beat = now
+	return n.digest == digest
+}
+
+// Inventory compares what a node has with what is stored: missing is what it is to upload, in order, and
+// remove what is to be removed of it. An object that only pods of this node name is removed if the
+// inventory does not have it. Items that the node may not upload are not missing.
+func (s *Set) Inventory(name string, inventory *governance.Inventory, now time.Time) (missing, remove []governance.Ref, err error) {
+	if len(inventory.Items) > governance.MaxItems {
+		return nil, nil, refuse(Full, "items: more than %d", governance.MaxItems)
+	}
+	has := map[governance.Ref]bool{}
+	for i, item := range inventory.Items {
+		if err := item.Validate(); err != nil {
+			return nil, nil, refuse(Forbidden, "items[%d].%v", i, err)
+		}
+		version, err := governance.Version(item.Version)
+		if err != nil {
+			return nil, nil, refuse(Forbidden, "items[%d].%v", i, err)
+		}
+		has[item.Ref] = true
+		if s.check(name, item.Ref, Record{UID: item.UID, Version: version, Node: name}, now) == nil && !s.Has(item.Ref, item.UID, version) {
+			missing = append(missing, item.Ref)
+		}
+	}
+	for ref, record := range s.records {
+		if has[ref] || record.Node != name || ref.Resource == "nodes" || ref.Resource == "leases" {
+			continue
+		}
+		remove = append(remove, ref)
+		if kind, _ := governance.KindOf(ref.Resource); !kind.IsOfNode {
+			s.forgetDigests() // another node that has it uploads it again
+		}
+	}
+	n := s.node(name)
+	n.digest, n.beat = inventory.Digest(), now
+	slices.SortFunc(missing, governance.Ref.Compare)
+	slices.SortFunc(remove, governance.Ref.Compare)
+	return missing, remove, nil
+}
+
+// Has reports whether this version or a later one of an object is stored.
+func (s *Set) Has(ref governance.Ref, uid string, version uint64) bool {
+	record, found := s.records[ref]
+	return found && record.UID == uid && record.Version >= version
+}
+
+// Check tells whether an object may be stored. record.Node is the node that uploads it, and boundTo the one
+// that a pod is bound to.
+func (s *Set) Check(ref governance.Ref, record Record, boundTo string, now time.Time) error {
+	if ref.Resource == "pods" && boundTo != record.Node {
+		return refuse(Forbidden, "%s is not bound to the node %s", ref, record.Node)
+	}
+	if kind, _ := governance.KindOf(ref.Resource); !kind.IsOfNode && s.named[ref] == 0 {
+		return refuse(Forbidden, "no pod that is stored names %s", ref)
+	}
+	if err := s.check(record.Node, ref, record, now); err != nil {
+		return err
+	}
+	before := s.records[ref]
+	n := s.node(record.Node)
+	objects, bytes, all := n.objects+1, n.bytes+record.Bytes, s.bytes+record.Bytes-before.Bytes
+	if before.Node == record.Node { // it is replaced
+		objects, bytes = objects-1, bytes-before.Bytes
+	}
+	switch {
+	case objects > s.limits.NodeObjects:
+		return refuse(Full, "the node %s would have more than %d objects", record.Node, s.limits.NodeObjects)
+	case bytes > s.limits.NodeBytes:
+		return refuse(Full, "the objects of the node %s would take more than %d bytes", record.Node, s.limits.NodeBytes)
+	case all > s.limits.Bytes:
+		return refuse(Full, "the objects of all nodes would take more than %d bytes", s.limits.Bytes)
+	}
+	return nil
+}
+
+// check tells what can be told without the object.
+func (s *Set) check(name string, ref governance.Ref, record Record, now time.Time) error {
+	switch ref.Resource {
+	case "nodes":
+		if ref.Name != name {
+			return refuse(Forbidden, "%s is not the node %s", ref, name)
+		}
+	case "leases":
+		if ref.Namespace != "kube-node-lease" || ref.Name != name {
+			return refuse(Forbidden, "%s is not the Lease of the node %s", ref, name)
+		}
+	}
+	before, found := s.records[ref]
+	if !found {
+		return nil
+	}
+	kind, _ := governance.KindOf(ref.Resource)
+	if kind.IsOfNode && before.Node != name && (before.UID == record.UID || now.Sub(s.node(before.Node).beat) < governance.SilentAfter) {
+		return refuse(Forbidden, "%s is of the node %s", ref, before.Node)
+	}
+	if record.Version < before.Version {
+		return refuse(Stale, "the version %d of %s is stored", before.Version, ref)
+	}
+	return nil
+}
+
+// Put notes that an object is stored. orphans are objects that no pod names any more.
+func (s *Set) Put(ref governance.Ref, record Record) (orphans []governance.Ref) {
+	for _, named := range record.Names {
+		s.named[named]++
+	}
+	orphans = s.Remove(ref)
+	s.records[ref] = record
+	n := s.node(record.Node)
+	n.objects++
+	n.bytes += record.Bytes
+	s.bytes += record.Bytes
+	return orphans
+}
+
+// Remove notes that an object is not stored any more. orphans are objects that no pod names any more.
+func (s *Set) Remove(ref governance.Ref) (orphans []governance.Ref) {
+	record, found := s.records[ref]
+	if !found {
+		return nil
+	}
+	delete(s.records, ref)
+	n := s.node(record.Node)
+	n.objects--
+	n.bytes -= record.Bytes
+	s.bytes -= record.Bytes
+	for _, named := range record.Names {
+		if s.named[named]--; s.named[named] > 0 {
+			continue
+		}
+		delete(s.named, named)
+		if _, found := s.records[named]; found {
+			orphans = append(orphans, named)
+		}
+	}
+	return orphans
+}
+
+// Keep returns what is to be removed, because nodes have uploaded it that are not in the pool, and forgets those nodes.
+func (s *Set) Keep(isOfPool func(node string) bool) (remove []governance.Ref) {
+	for ref, record := range s.records {
+		if !isOfPool(record.Node) {
+			remove = append(remove, ref)
+		}
+	}
+	if len(remove) > 0 {
+		s.forgetDigests() // others may have the same ConfigMaps
+	}
+	maps.DeleteFunc(s.nodes, func(name string, n *node) bool { return n.objects == 0 && !isOfPool(name) })
+	slices.SortFunc(remove, governance.Ref.Compare)
+	return remove
+}
+
+// forgetDigests lets all nodes send their inventories again.
+func (s *Set) forgetDigests() {
+	for _, n := range s.nodes {
+		n.digest = ""
+	}
+}

@@ -1,0 +1,302 @@
+// Package writer takes what the hubs of a pool upload, and puts it into the etcd of the pool's coordinator,
+// byte for byte as the cloud has answered it, behind the back of the API server there: through its API
+// nothing could be created with the uid, the age and the status that an object has in the cloud.
+//
+// What may be put there is decided by records and object. All changes are made one after the other, each as
+// a transaction that fails if etcd is another one than was loaded.
+package writer
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/atoll-k8s/atoll/internal/coordinator/object"
+	"github.com/atoll-k8s/atoll/internal/coordinator/records"
+	"github.com/atoll-k8s/atoll/internal/governance"
+	"github.com/atoll-k8s/atoll/internal/machinery/bounded"
+)
+
+const (
+	// storeWithin bounds the time that etcd may take for one change, and loadWithin that for all records.
+	storeWithin, loadWithin = 5 * time.Second, 30 * time.Second
+	// lookEvery is the time between two looks at whether etcd is still the one that was loaded, and at which nodes
+	// the pool has.
+	lookEvery = time.Second
+)
+
+// DefaultLimits are those of a coordinator for 200 nodes and 2,000 pods, with much to spare.
+var DefaultLimits = records.Limits{NodeObjects: governance.MaxItems, NodeBytes: 32 << 20, Bytes: 256 << 20}
+
+// Storage keeps objects with their records: see Etcd.
+type Storage interface {
+	// Load returns the records of all objects.
+	Load(ctx context.Context) (map[governance.Ref]records.Record, error)
+	// Put stores an object with its record. Remove removes objects and their records.
+	Put(ctx context.Context, ref governance.Ref, record records.Record, body []byte) error
+	Remove(ctx context.Context, refs []governance.Ref) error
+	// Check returns an error if the storage is not what Load has read and Put and Remove have changed since.
+	Check(ctx context.Context) error
+}
+
+// Writer is the handler of the writer's port. Run keeps it up to date.
+type Writer struct {
+	storage Storage
+	nodes   func() ([]string, error)
+	limits  records.Limits
+	log     logr.Logger
+	now     func() time.Time
+
+	// busy has the nodes with a request in progress. A hub has one at a time.
+	busy sync.Map
+	// pool are the names of the pool's nodes; nil before they were read.
+	pool atomic.Pointer[sets.Set[string]]
+	// turn is held by whoever uses stored. A channel, so that nobody waits longer than for their request.
+	turn chan struct{}
+	// stored is nil while the storage has to be loaded.
+	stored *records.Set
+}
+
+// New returns a writer to a storage. nodes returns the names of the nodes of the pool.
+func New(storage Storage, nodes func() ([]string, error), limits records.Limits, log logr.Logger) *Writer {
+	return &Writer{storage: storage, nodes: nodes, limits: limits, log: log, now: time.Now, turn: make(chan struct{}, 1)}
+}
+
+// Run follows the nodes of the pool and the storage until ctx is done.
+func (w *Writer) Run(ctx context.Context) {
+	ticker := time.NewTicker(lookEvery)
+	defer ticker.Stop()
+	logged := ""
+	for {
+		text := ""
+		if err := w.look(ctx); err != nil {
+			text = err.Error()
+		}
+		if text != "" && text != logged {
+			w.log.Info("The writer cannot work as it should, and tries again each second", "reason", text)
+		}
+		logged = text
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+// look reads the nodes of the pool, removes what is of others, and checks the storage.
+func (w *Writer) look(ctx context.Context) error {
+	names, err := w.nodes()
+	if err == nil {
+		pool := sets.New(names...)
+		w.pool.Store(&pool)
+	} else { // the last ones stay
+		err = fmt.Errorf("reading the nodes of the pool: %w", err)
+	}
+	return errors.Join(err, w.with(ctx, func(ctx context.Context, s *records.Set) error {
+		if err := w.storage.Check(ctx); err != nil {
+			return err
+		}
+		if pool := w.pool.Load(); pool != nil {
+			return w.remove(ctx, s, s.Keep(pool.Has))
+		}
+		return nil
+	}))
+}
+
+// with calls do with the records, which nobody else uses meanwhile. After an error that is no refusal, nobody knows
+// whether the storage was changed: it is loaded again.
+func (w *Writer) with(ctx context.Context, do func(context.Context, *records.Set) error) error {
+	select {
+	case w.turn <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { <-w.turn }()
+	ctx = context.WithoutCancel(ctx) // a client that goes away leaves nothing half done
+	if w.stored == nil {
+		within, cancel := context.WithTimeout(ctx, loadWithin)
+		defer cancel()
+		loaded, err := w.storage.Load(within)
+		if err != nil {
+			return err
+		}
+		w.stored = records.New(w.limits, loaded, w.now())
+		w.log.Info("The records of the stored objects were read", "objects", len(loaded))
+	}
+	within, cancel := context.WithTimeout(ctx, storeWithin)
+	defer cancel()
+	err := do(within, w.stored)
+	if refusal := (*records.Refusal)(nil); err != nil && !errors.As(err, &refusal) {
+		w.stored = nil
+	}
+	return err
+}
+
+// remove removes objects, and what no pod names any more then.
+func (w *Writer) remove(ctx context.Context, s *records.Set, refs []governance.Ref) error {
+	for len(refs) > 0 {
+		if err := w.storage.Remove(ctx, refs); err != nil {
+			return err
+		}
+		var orphans []governance.Ref
+		for _, ref := range refs {
+			orphans = append(orphans, s.Remove(ref)...)
+		}
+		refs = orphans
+	}
+	return nil
+}
+
+// Handler returns the handler of the writer's port. Its server must have verified the certificates of clients.
+func (w *Writer) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST "+governance.BeatPath, ofNode(w, w.beat))
+	mux.HandleFunc("POST "+governance.InventoryPath, ofNode(w, w.inventory))
+	put := ofNode(w, w.put)
+	mux.HandleFunc("PUT "+governance.ObjectsPath+"{resource}/{name}", put)
+	mux.HandleFunc("PUT "+governance.ObjectsPath+"{resource}/{namespace}/{name}", put)
+	return mux
+}
+
+// malformed is the error of a request that cannot be read.
+type malformed struct{ error }
+
+// Unwrap returns the reason.
+func (m malformed) Unwrap() error { return m.error }
+
+// ofNode returns the handler of requests of the pool's nodes. answer is sent in JSON.
+func ofNode[T any](w *Writer, do func(node string, r *http.Request) (answer T, err error)) http.HandlerFunc {
+	return func(rw http.ResponseWriter, r *http.Request) {
+		answer, err := func() (answer T, err error) {
+			node, err := w.nodeOf(r)
+			if err != nil {
+				return answer, err
+			}
+			if _, isBusy := w.busy.LoadOrStore(node, true); isBusy {
+				return answer, fmt.Errorf("another request of the node %s is in progress", node)
+			}
+			defer w.busy.Delete(node)
+			return do(node, r)
+		}()
+		if err != nil {
+			code := http.StatusServiceUnavailable
+			var refusal *records.Refusal
+			switch {
+			case errors.As(err, &refusal):
+				code = map[records.Reason]int{records.Forbidden: http.StatusForbidden, records.Stale: http.StatusConflict, records.Full: http.StatusInsufficientStorage, records.Malformed: http.StatusUnprocessableEntity}[refusal.Reason]
+			case errors.As(err, &malformed{}) && !errors.Is(err, bounded.ErrBusy):
+				code = http.StatusUnprocessableEntity
+			}
+			w.log.V(2).Info("A request is refused", "path", r.URL.Path, "code", code, "reason", err.Error())
+			http.Error(rw, err.Error(), code)
+			return
+		}
+		rw.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(rw).Encode(answer)
+	}
+}
+
+// nodeOf returns the node of the pool that sends a request.
+func (w *Writer) nodeOf(r *http.Request) (string, error) {
+	if r.TLS == nil || len(r.TLS.VerifiedChains) == 0 {
+		return "", &records.Refusal{Reason: records.Forbidden, Message: "a client certificate of a node is needed"}
+	}
+	cert := r.TLS.PeerCertificates[0]
+	name, isNode := strings.CutPrefix(cert.Subject.CommonName, "system:node:")
+	if !isNode || !slices.Contains(cert.Subject.Organization, "system:nodes") {
+		return "", &records.Refusal{Reason: records.Forbidden, Message: fmt.Sprintf("%q is not the certificate of a node", cert.Subject.CommonName)}
+	}
+	if w.now().After(cert.NotAfter) { // it was valid when the connection began
+		return "", &records.Refusal{Reason: records.Forbidden, Message: fmt.Sprintf("the certificate of the node %s has expired", name)}
+	}
+	pool := w.pool.Load()
+	if pool == nil {
+		return "", errors.New("the nodes of the pool are not known yet")
+	}
+	if !pool.Has(name) {
+		return "", &records.Refusal{Reason: records.Forbidden, Message: fmt.Sprintf("the node %s is not in the pool of this coordinator", name)}
+	}
+	return name, nil
+}
+
+// read reads the JSON of a request.
+func read(r *http.Request, into any) error {
+	body, err := body(r, governance.MaxMessage)
+	if err == nil {
+		err = json.Unmarshal(body, into)
+	}
+	if err != nil {
+		return malformed{fmt.Errorf("reading the request: %w", err)}
+	}
+	return nil
+}
+
+func body(r *http.Request, limit int64) ([]byte, error) {
+	return io.ReadAll(http.MaxBytesReader(nil, r.Body, limit))
+}
+
+func (w *Writer) beat(node string, r *http.Request) (answer governance.BeatAnswer, err error) {
+	var beat governance.Beat
+	if err := read(r, &beat); err != nil {
+		return answer, err
+	}
+	return answer, w.with(r.Context(), func(_ context.Context, s *records.Set) error {
+		answer.IsKnown = s.Beat(node, beat.Digest, w.now())
+		return nil
+	})
+}
+
+func (w *Writer) inventory(node string, r *http.Request) (answer governance.InventoryAnswer, err error) {
+	var inventory governance.Inventory
+	if err := read(r, &inventory); err != nil {
+		return answer, err
+	}
+	return answer, w.with(r.Context(), func(ctx context.Context, s *records.Set) error {
+		missing, remove, err := s.Inventory(node, &inventory, w.now())
+		if err != nil {
+			return err
+		}
+		answer.Missing = missing
+		return w.remove(ctx, s, remove)
+	})
+}
+
+func (w *Writer) put(node string, r *http.Request) (answer struct{}, err error) {
+	ref := governance.Ref{Resource: r.PathValue("resource"), Namespace: r.PathValue("namespace"), Name: r.PathValue("name")}
+	content, err := body(r, governance.MaxObject)
+	if err != nil {
+		return answer, malformed{fmt.Errorf("reading %s: %w", ref, err)}
+	}
+	return answer, w.with(r.Context(), func(ctx context.Context, s *records.Set) error {
+		o, err := object.Read(ref, content) // one at a time: it may take many times the memory of content
+		if err != nil {
+			return &records.Refusal{Reason: records.Malformed, Message: err.Error()}
+		}
+		record := records.Record{UID: o.UID, Version: o.Version, Node: node, Bytes: int64(len(content)), Names: o.Names}
+		for _, name := range o.Names {
+			record.Bytes += int64(len(name.Key()))
+		}
+		if err := s.Check(ref, record, o.NodeName, w.now()); err != nil {
+			return err
+		}
+		if s.Has(ref, o.UID, o.Version) {
+			return nil
+		}
+		if err := w.storage.Put(ctx, ref, record, content); err != nil {
+			return err
+		}
+		return w.remove(ctx, s, s.Put(ref, record))
+	})
+}

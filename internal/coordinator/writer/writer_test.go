@@ -1,0 +1,252 @@
+package writer
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+
+	"github.com/atoll-k8s/atoll/internal/coordinator/records"
+	"github.com/atoll-k8s/atoll/internal/governance"
+	"github.com/atoll-k8s/atoll/internal/machinery/bounded"
+)
+
+// memory is a storage that fails as it is told.
+type memory struct {
+	mu      sync.Mutex
+	records map[governance.Ref]records.Record
+	loads   int
+	// err is the error of the next change, and lost that it is made all the same.
+	err  error
+	lost bool
+}
+
+func (m *memory) Load(context.Context) (map[governance.Ref]records.Record, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.loads++
+	return maps.Clone(m.records), nil
+}
+
+func (m *memory) change(do func()) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	err := m.err
+	if m.err = nil; err == nil || m.lost {
+		do()
+	}
+	return err
+}
+
+func (m *memory) Put(_ context.Context, ref governance.Ref, record records.Record, _ []byte) error {
+	return m.change(func() { m.records[ref] = record })
+}
+
+func (m *memory) Remove(_ context.Context, refs []governance.Ref) error {
+	return m.change(func() {
+		for _, ref := range refs {
+			delete(m.records, ref)
+		}
+	})
+}
+
+func (m *memory) Check(context.Context) error { return m.change(func() {}) }
+
+// rig is a writer for the pool of the nodes a and b.
+type rig struct {
+	*testing.T
+	*Writer
+
+	memory *memory
+}
+
+func newRig(t *testing.T) *rig {
+	m := &memory{records: map[governance.Ref]records.Record{}}
+	nodes := func() ([]string, error) { return []string{"a", "b"}, nil }
+	r := &rig{t, New(m, nodes, records.Limits{NodeObjects: 10, NodeBytes: 1 << 19, Bytes: 1 << 20}, logr.Discard()), m}
+	if err := r.look(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// send sends a request with the certificate of a user.
+func (r *rig) send(user, method, path string, body any) (code int, answer string) {
+	r.Helper()
+	text, is := body.(string)
+	if !is {
+		encoded, err := json.Marshal(body)
+		if err != nil {
+			r.Fatal(err)
+		}
+		text = string(encoded)
+	}
+	request := httptest.NewRequestWithContext(r.Context(), method, path, strings.NewReader(text))
+	cert := &x509.Certificate{Subject: pkix.Name{CommonName: user, Organization: []string{"system:nodes"}}, NotAfter: time.Now().Add(time.Hour)}
+	request.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{cert}, VerifiedChains: [][]*x509.Certificate{{cert}}}
+	w := httptest.NewRecorder()
+	r.Handler().ServeHTTP(w, request)
+	return w.Code, w.Body.String()
+}
+
+func pod(name, node string, version int) string {
+	return fmt.Sprintf(`{"apiVersion":"v1","kind":"Pod","metadata":{"namespace":"default","name":%q,"uid":%[1]q,"resourceVersion":"%d"},"spec":{"nodeName":%q}}`, name, version, node)
+}
+
+const webPath = governance.ObjectsPath + "pods/default/web"
+
+var web = governance.Ref{Resource: "pods", Namespace: "default", Name: "web"}
+
+func TestAnswers(t *testing.T) {
+	for name, tc := range map[string]struct {
+		user, method, path string
+		body               any
+		want               int
+	}{
+		"a pod":                           {"system:node:a", "PUT", webPath, pod("web", "a", 1), 200},
+		"another's pod":                   {"system:node:b", "PUT", webPath, pod("web", "a", 1), 403},
+		"no node":                         {"alice", "PUT", webPath, pod("web", "a", 1), 403},
+		"no node of the pool":             {"system:node:c", "PUT", webPath, pod("web", "c", 1), 403},
+		"another name":                    {"system:node:a", "PUT", webPath, pod("db", "a", 1), 422},
+		"no JSON":                         {"system:node:a", "PUT", webPath, "{", 422},
+		"too large":                       {"system:node:a", "PUT", webPath, strings.Repeat(" ", 2<<20), 422},
+		"another resource":                {"system:node:a", "PUT", governance.ObjectsPath + "secrets/default/web", pod("web", "a", 1), 422},
+		"no place":                        {"system:node:a", "PUT", webPath, strings.Replace(pod("web", "a", 1), `"spec"`, `"status":{"message":"`+strings.Repeat("a", 1<<20-200)+`"},"spec"`, 1), 507},
+		"a beat":                          {"system:node:a", "POST", governance.BeatPath, governance.Beat{}, 200},
+		"no beat":                         {"system:node:a", "POST", governance.BeatPath, "[", 422},
+		"an inventory":                    {"system:node:a", "POST", governance.InventoryPath, governance.Inventory{}, 200},
+		"an inventory of what is no name": {"system:node:a", "POST", governance.InventoryPath, governance.Inventory{Items: []governance.Item{{Version: "1"}}}, 403},
+		"a read":                          {"system:node:a", "GET", webPath, "", 405},
+		"another path":                    {"system:node:a", "PUT", "/", "", 404},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if code, answer := newRig(t).send(tc.user, tc.method, tc.path, tc.body); code != tc.want {
+				t.Errorf("the answer is %d %s, want %d", code, answer, tc.want)
+			}
+		})
+	}
+}
+
+func TestAnExpiredCertificateEndsAConnectionsRights(t *testing.T) {
+	r := newRig(t)
+	r.now = func() time.Time { return time.Now().Add(2 * time.Hour) }
+	if code, answer := r.send("system:node:a", "POST", governance.BeatPath, governance.Beat{}); code != 403 || !strings.Contains(answer, "has expired") {
+		t.Errorf("the answer is %d %s", code, answer)
+	}
+}
+
+// TestWhatFailsIsLoadedAgain: after a failure nobody knows whether the storage was changed.
+func TestWhatFailsIsLoadedAgain(t *testing.T) {
+	for name, lost := range map[string]bool{"nothing was changed": false, "the answer was lost": true} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.memory.err, r.memory.lost = errors.New("etcd hangs"), lost
+			if code, answer := r.send("system:node:a", "PUT", webPath, pod("web", "a", 2)); code != 503 {
+				t.Errorf("the answer is %d %s", code, answer)
+			}
+			code, _ := r.send("system:node:a", "PUT", webPath, pod("web", "a", 1))
+			if want := map[bool]int{false: 200, true: 409}[lost]; code != want || r.memory.loads != 2 {
+				t.Errorf("an older upload is answered with %d after %d loads, want %d", code, r.memory.loads, want)
+			}
+		})
+	}
+}
+
+// TestARefusalIsNoFailure: what one node may not do delays nobody else.
+func TestARefusalIsNoFailure(t *testing.T) {
+	r := newRig(t)
+	r.memory.err = &records.Refusal{Reason: records.Full, Message: "etcd was full"}
+	if code, _ := r.send("system:node:a", "PUT", webPath, pod("web", "a", 1)); code != 507 || r.memory.loads != 1 {
+		t.Errorf("the answer is %d after %d loads", code, r.memory.loads)
+	}
+	if code, _ := r.send("system:node:a", "PUT", webPath, pod("web", "a", 1)); code != 200 {
+		t.Errorf("the answer is %d once there is place", code)
+	}
+}
+
+func TestAnEmptiedStorageIsFilledAgain(t *testing.T) {
+	r := newRig(t)
+	inventory := governance.Inventory{Items: []governance.Item{{Ref: web, UID: "web", Version: "1"}}}
+	beat := func() string {
+		_, answer := r.send("system:node:a", "POST", governance.BeatPath, governance.Beat{Digest: inventory.Digest()})
+		return strings.TrimSpace(answer)
+	}
+	r.send("system:node:a", "POST", governance.InventoryPath, inventory)
+	r.send("system:node:a", "PUT", webPath, pod("web", "a", 1))
+	if got := beat(); got != `{"isKnown":true}` {
+		t.Errorf("the answer is %s", got)
+	}
+	r.memory.records, r.memory.err = map[governance.Ref]records.Record{}, errNotHeld
+	if err := r.look(t.Context()); !errors.Is(err, errNotHeld) {
+		t.Errorf("the error is %v", err)
+	}
+	if got := beat(); got != `{"isKnown":false}` {
+		t.Errorf("the answer is %s", got)
+	}
+	if _, answer := r.send("system:node:a", "POST", governance.InventoryPath, inventory); !strings.Contains(answer, `"name":"web"`) {
+		t.Errorf("missing is %s", answer)
+	}
+}
+
+func TestANodeThatLeavesThePoolTakesItsObjectsAlong(t *testing.T) {
+	r := newRig(t)
+	settings := governance.Ref{Resource: "configmaps", Namespace: "default", Name: "settings"}
+	named := strings.Replace(pod("web", "a", 1), `"spec":{`, `"spec":{"volumes":[{"name":"v","configMap":{"name":"settings"}}],`, 1)
+	r.send("system:node:a", "PUT", webPath, named)
+	config := `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"namespace":"default","name":"settings","uid":"1","resourceVersion":"1"}}`
+	if code, answer := r.send("system:node:a", "PUT", settings.Path(), config); code != 200 {
+		t.Fatalf("the answer is %d %s", code, answer)
+	}
+	r.send("system:node:b", "PUT", governance.ObjectsPath+"pods/default/db", pod("db", "b", 1))
+	r.nodes = func() ([]string, error) { return nil, errors.New("the file hangs") }
+	if err := r.look(t.Context()); err == nil || len(r.memory.records) != 3 {
+		t.Errorf("without the nodes, %d objects are left: %v", len(r.memory.records), err)
+	}
+	r.nodes = func() ([]string, error) { return []string{"b"}, nil }
+	if err := r.look(t.Context()); err != nil || len(r.memory.records) != 1 {
+		t.Errorf("%d objects are left, want that of the other node: %v", len(r.memory.records), err)
+	}
+}
+
+// TestUploadsAreSafeSideBySide, and no old version is stored over a later one.
+func TestUploadsAreSafeSideBySide(t *testing.T) {
+	r := newRig(t)
+	var wait sync.WaitGroup
+	for version := range 50 {
+		wait.Go(func() {
+			if code, answer := r.send("system:node:a", "PUT", webPath, pod("web", "a", version+1)); code != 200 && code != 409 && code != 503 {
+				t.Errorf("the answer is %d %s", code, answer)
+			}
+		})
+		wait.Go(func() { _ = r.look(context.Background()) })
+	}
+	wait.Wait()
+	r.send("system:node:a", "PUT", webPath, pod("web", "a", 51)) // of the others, those that came beside another were refused
+	if code, _ := r.send("system:node:a", "PUT", webPath, pod("web", "a", 50)); code != 409 || r.memory.records[web].Version != 51 {
+		t.Errorf("version %d is stored after the answer %d", r.memory.records[web].Version, code)
+	}
+}
+
+// TestABusyWriterRefusesForNowOnly: a hub tries again what is answered with 503.
+func TestABusyWriterRefusesForNowOnly(t *testing.T) {
+	r := newRig(t)
+	request := httptest.NewRequestWithContext(t.Context(), "PUT", webPath, strings.NewReader(pod("web", "a", 1)))
+	cert := &x509.Certificate{Subject: pkix.Name{CommonName: "system:node:a", Organization: []string{"system:nodes"}}, NotAfter: time.Now().Add(time.Hour)}
+	request.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{cert}, VerifiedChains: [][]*x509.Certificate{{cert}}}
+	w := httptest.NewRecorder()
+	bounded.Bodies("uploads", 10, r.Handler()).ServeHTTP(w, request)
+	if w.Code != 503 {
+		t.Errorf("the answer is %d %s", w.Code, w.Body)
+	}
+}

@@ -1,0 +1,176 @@
+// Package governance is what the hubs of a pool and the pool's coordinator say to each other: which objects
+// hubs upload, and how the messages about them look. The rules are in docs/pools.md. It must not know
+// connections, clocks or storage.
+//
+// A hub beats, with the digest of its inventory. If the coordinator does not know this digest, the hub
+// sends the inventory: all objects that the coordinator should have of its node. The coordinator removes
+// the others of the node, and answers which objects it does not have in that version. The hub then uploads
+// those, one by one. A hub sends its inventory once a minute in any case. So both sides are in step again
+// after any restart, and nothing has to be remembered.
+package governance
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/validate/content"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+const (
+	// ServerName is the name in the certificate of each coordinator. Its CA tells which pool it is of.
+	ServerName = "coordinator.atoll-pools.svc"
+	// BeatEvery is the time between two beats of a hub.
+	BeatEvery = 2 * time.Second
+	// SilentAfter is how long a node that has sent no beat keeps its objects from other nodes.
+	SilentAfter = 40 * time.Second
+	// MaxItems bounds the objects of an inventory.
+	MaxItems = 1024
+	// MaxObject bounds an object, in bytes.
+	MaxObject = 1 << 20
+	// MaxMessage bounds a beat, an inventory and their answers, in bytes.
+	MaxMessage = 1 << 20
+	// BeatPath is where a Beat is sent to, by POST.
+	BeatPath = "/v1/beat"
+	// InventoryPath is where an Inventory is sent to, by POST.
+	InventoryPath = "/v1/inventory"
+	// ObjectsPath begins the paths to which objects are sent, by PUT.
+	ObjectsPath = "/v1/objects/"
+)
+
+// Kind is a kind of objects that hubs upload.
+type Kind struct {
+	// APIVersion and Kind are those of its objects.
+	APIVersion, Kind string
+	// IsNamespaced tells whether its objects are in namespaces.
+	IsNamespaced bool
+	// IsOfNode tells whether each of its objects is of one node, and only that one may upload it. Other
+	// objects are of all nodes with a pod that names them.
+	IsOfNode bool
+	// prefix is where an API server keeps the objects in etcd.
+	prefix string
+}
+
+// kinds are those of each resource, and resources their order: what pods name comes after the pods.
+var (
+	kinds = map[string]Kind{
+		"nodes":           {"v1", "Node", false, true, "minions"},
+		"leases":          {"coordination.k8s.io/v1", "Lease", true, true, "leases"},
+		"pods":            {"v1", "Pod", true, true, "pods"},
+		"serviceaccounts": {"v1", "ServiceAccount", true, false, "serviceaccounts"},
+		"configmaps":      {"v1", "ConfigMap", true, false, "configmaps"},
+	}
+	resources = []string{"nodes", "leases", "pods", "serviceaccounts", "configmaps"}
+)
+
+// KindOf returns the kind of a resource.
+func KindOf(resource string) (Kind, bool) {
+	kind, known := kinds[resource]
+	return kind, known
+}
+
+// Ref names an object. Namespace is "" for a kind without namespaces.
+type Ref struct {
+	Resource  string `json:"resource"`
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name"`
+}
+
+// Compare orders names as they are uploaded.
+func (r Ref) Compare(other Ref) int {
+	return cmp.Or(
+		cmp.Compare(slices.Index(resources, r.Resource), slices.Index(resources, other.Resource)),
+		cmp.Compare(r.Namespace, other.Namespace), cmp.Compare(r.Name, other.Name),
+	)
+}
+
+// Validate returns what is wrong with a name. Only a valid one has a Key.
+func (r Ref) Validate() error {
+	kind, known := kinds[r.Resource]
+	if !known {
+		return fmt.Errorf("resource: %q is not one that hubs upload", r.Resource)
+	}
+	if kind.IsNamespaced != (r.Namespace != "") {
+		return fmt.Errorf("namespace: %s %s", r.Resource, map[bool]string{true: "need one", false: "have none"}[kind.IsNamespaced])
+	}
+	if r.Namespace != "" && len(validation.IsDNS1123Label(r.Namespace)) > 0 {
+		return fmt.Errorf("namespace: %q is not the name of one", r.Namespace)
+	}
+	if r.Name == "" || len(r.Name) > validation.DNS1123SubdomainMaxLength || len(content.IsPathSegmentName(r.Name)) > 0 {
+		return fmt.Errorf("name: %q is not the name of an object", r.Name)
+	}
+	return nil
+}
+
+// Key returns where an API server keeps the object in etcd.
+func (r Ref) Key() string { return "/registry/" + kinds[r.Resource].prefix + r.suffix() }
+
+// Path returns where the object is uploaded to.
+func (r Ref) Path() string { return ObjectsPath + r.Resource + r.suffix() }
+
+func (r Ref) suffix() string {
+	if r.Namespace == "" {
+		return "/" + r.Name
+	}
+	return "/" + r.Namespace + "/" + r.Name
+}
+
+// String returns the name as people read it.
+func (r Ref) String() string { return r.Resource + r.suffix() }
+
+// Item is an object in an inventory.
+type Item struct {
+	Ref
+
+	// UID and Version are the object's uid and resourceVersion in the cloud.
+	UID     string `json:"uid"`
+	Version string `json:"version"`
+}
+
+// Beat is what a hub says every BeatEvery.
+type Beat struct {
+	// Digest is that of its inventory.
+	Digest string `json:"digest"`
+}
+
+// BeatAnswer is the answer to a Beat.
+type BeatAnswer struct {
+	// IsKnown is true if the last inventory of the node, since the coordinator has read its records, had the digest.
+	IsKnown bool `json:"isKnown"`
+}
+
+// Inventory has all objects that a coordinator should have of a node.
+type Inventory struct {
+	Items []Item `json:"items"`
+}
+
+// InventoryAnswer is the answer to an Inventory.
+type InventoryAnswer struct {
+	// Missing are the objects of the inventory that the coordinator does not have in that or a later version.
+	Missing []Ref `json:"missing"`
+}
+
+// Digest returns a digest of an inventory, whatever its order.
+func (i *Inventory) Digest() string {
+	items := slices.Clone(i.Items)
+	slices.SortFunc(items, func(a, b Item) int { return a.Compare(b.Ref) })
+	digest := sha256.New()
+	for _, item := range items {
+		_, _ = fmt.Fprintf(digest, "%q %q %q\n", item.String(), item.UID, item.Version)
+	}
+	return hex.EncodeToString(digest.Sum(nil))
+}
+
+// Version reads a resourceVersion. Since Kubernetes 1.35 they are promised to be numbers that grow.
+func Version(text string) (uint64, error) {
+	version, err := strconv.ParseUint(text, 10, 64)
+	if err != nil || version == 0 {
+		return 0, fmt.Errorf("resourceVersion: %q is not a number from 1 on", text)
+	}
+	return version, nil
+}

@@ -1,0 +1,71 @@
+package governance
+
+import (
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestValidate(t *testing.T) {
+	long := strings.Repeat("a", 254)
+	for name, tc := range map[string]struct {
+		ref  Ref
+		says string // "" if it is valid
+	}{
+		"a node":                    {Ref{"nodes", "", "edge-1"}, ""},
+		"a pod":                     {Ref{"pods", "default", "web-0"}, ""},
+		"a ServiceAccount's colon":  {Ref{"serviceaccounts", "default", "a:b"}, ""},
+		"another resource":          {Ref{"secrets", "default", "s"}, `resource: "secrets"`},
+		"a pod without a namespace": {Ref{"pods", "", "web-0"}, "namespace: pods need one"},
+		"a node with a namespace":   {Ref{"nodes", "default", "edge-1"}, "namespace: nodes have none"},
+		"a path as the namespace":   {Ref{"pods", "../minions", "edge-1"}, `namespace: "../minions"`},
+		"a path as the name":        {Ref{"pods", "default", "../../minions/edge-1"}, `name: "../../minions/edge-1"`},
+		"the parent as the name":    {Ref{"pods", "default", ".."}, `name: ".."`},
+		"an escape in the name":     {Ref{"pods", "default", "a%2fb"}, `name: "a%2fb"`},
+		"no name":                   {Ref{"pods", "default", ""}, `name: ""`},
+		"a name that is too long":   {Ref{"pods", "default", long}, "name: "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := tc.ref.Validate()
+			if (err == nil) != (tc.says == "") || err != nil && !strings.Contains(err.Error(), tc.says) {
+				t.Errorf("Validate is %v, want %q", err, tc.says)
+			}
+		})
+	}
+}
+
+func TestKeysAreThoseOfAnAPIServer(t *testing.T) {
+	for want, ref := range map[string]Ref{
+		"/registry/minions/edge-1":                  {"nodes", "", "edge-1"},
+		"/registry/pods/default/web-0":              {"pods", "default", "web-0"},
+		"/registry/leases/kube-node-lease/edge-1":   {"leases", "kube-node-lease", "edge-1"},
+		"/registry/serviceaccounts/default/builder": {"serviceaccounts", "default", "builder"},
+		"/registry/configmaps/default/kube-root-ca": {"configmaps", "default", "kube-root-ca"},
+	} {
+		if got := ref.Key(); got != want {
+			t.Errorf("Key is %s, want %s", got, want)
+		}
+	}
+}
+
+func TestDigest(t *testing.T) {
+	items := []Item{
+		{Ref{"nodes", "", "edge-1"}, "1", "7"}, {Ref{"pods", "default", "a"}, "2", "8"}, {Ref{"pods", "default", "b"}, "3", "9"},
+	}
+	want := (&Inventory{items}).Digest()
+	shuffled := slices.Clone(items)
+	rand.Shuffle(len(shuffled), func(i, j int) { shuffled[i], shuffled[j] = shuffled[j], shuffled[i] })
+	if got := (&Inventory{shuffled}).Digest(); got != want {
+		t.Error("the order makes another digest")
+	}
+	for what, change := range map[string]func([]Item) []Item{
+		"a version":     func(items []Item) []Item { items[1].Version = "10"; return items },
+		"a uid":         func(items []Item) []Item { items[1].UID = "4"; return items },
+		"a missing one": func(items []Item) []Item { return items[1:] },
+	} {
+		if got := (&Inventory{change(slices.Clone(items))}).Digest(); got == want {
+			t.Errorf("%s makes no other digest", what)
+		}
+	}
+}

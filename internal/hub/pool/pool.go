@@ -1,0 +1,296 @@
+// Package pool keeps the coordinator of the node's pool up to date with what the hub keeps of its node. It must
+// not know how objects are kept, nor how the coordinator is connected to.
+//
+// Every governance.BeatEvery it compares what is kept with what the coordinator was told last, so that it
+// does not matter what happened meanwhile to either of them. Without a coordinator nothing else of the hub
+// changes.
+package pool
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+
+	"github.com/atoll-k8s/atoll/internal/governance"
+)
+
+const (
+	// roundWithin bounds one round. What is not uploaded by then is in the next one.
+	roundWithin = 30 * time.Second
+	// maxPause is the longest time between two rounds while no coordinator answers.
+	maxPause = 30 * time.Second
+	// againAfter is when an object is uploaded again that the coordinator has refused.
+	againAfter = time.Minute
+	// maxReason bounds what is read of the reason for a refusal, in bytes.
+	maxReason = 1024
+)
+
+// Source is what is kept of the node: see proxy.Inventory.
+type Source interface {
+	// Items returns all objects that the coordinator should have.
+	Items() ([]governance.Item, error)
+	// Body returns one of them, in its current version.
+	Body(ref governance.Ref) ([]byte, error)
+}
+
+// Options are those of New.
+type Options struct {
+	Source Source
+	// Addresses are those at which the coordinator may be, as host:port. The one that has answered last is asked first.
+	Addresses []string
+	// Transport sends requests as the node.
+	Transport http.RoundTripper
+	Log       logr.Logger
+}
+
+// Pool is the hub's part in the governance of its pool. Run does the work.
+type Pool struct {
+	options Options
+	client  *http.Client
+	now     func() time.Time
+	// at is the index of the address that has answered last.
+	at int
+	// told is when the last inventory was sent: from time to time one is sent in any case, because others may have
+	// removed what is of several nodes, and what was refused may be taken now.
+	told time.Time
+	// pending are the objects to be uploaded, in order, and refused when the coordinator has refused one.
+	pending []governance.Ref
+	refused map[governance.Item]time.Time
+
+	mu     sync.Mutex
+	status Status
+}
+
+// Status is what is known of the coordinator.
+type Status struct {
+	// Address is where the coordinator has answered last; "" if it never has.
+	Address string `json:"address,omitempty"`
+	// Since is since when it answers, or does not any more. Reason is why it does not; "" if it does.
+	Since  time.Time `json:"since"`
+	Reason string    `json:"reason,omitempty"`
+	// Objects is the number of objects that it should have, Waiting that of those that are not uploaded yet, and
+	// Refused that of those that it refuses.
+	Objects int `json:"objects"`
+	Waiting int `json:"waiting"`
+	Refused int `json:"refused"`
+}
+
+// New returns the pool of a hub.
+func New(o Options) *Pool {
+	p := &Pool{options: o, client: &http.Client{Transport: o.Transport}, now: time.Now, refused: map[governance.Item]time.Time{}}
+	p.status = Status{Since: p.now(), Reason: "it was not asked yet"}
+	return p
+}
+
+// Status returns what is known of the coordinator.
+func (p *Pool) Status() Status {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.status
+}
+
+// Run keeps the coordinator up to date until ctx is done.
+func (p *Pool) Run(ctx context.Context) {
+	for pause := governance.BeatEvery; ; {
+		err := p.round(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if p.report(err) {
+			pause = governance.BeatEvery
+		} else {
+			pause = min(2*pause, maxPause)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause - pause/8 + rand.N(pause/4)): // hubs that begin together do not stay together
+		}
+	}
+}
+
+// report notes how a round has ended. It returns false if no coordinator answers.
+func (p *Pool) report(err error) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	reason := ""
+	if err != nil {
+		reason = err.Error()
+	}
+	if (reason == "") != (p.status.Reason == "") {
+		p.status.Since = p.now()
+		p.options.Log.Info("Whether the pool's coordinator is up to date has changed", "isUpToDate", err == nil, "reason", reason)
+	}
+	p.status.Reason, p.status.Waiting, p.status.Refused = reason, len(p.pending), len(p.refused)
+	return !errors.As(err, new(*unreachable))
+}
+
+// unreachable is the error of a coordinator that does not answer anywhere.
+type unreachable struct{ error }
+
+// Unwrap returns the reason.
+func (u *unreachable) Unwrap() error { return u.error }
+
+// round beats, and uploads what the coordinator lacks.
+func (p *Pool) round(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, roundWithin)
+	defer cancel()
+	items, err := p.options.Source.Items()
+	if err != nil {
+		return fmt.Errorf("reading what is kept of the node: %w", err)
+	}
+	p.mu.Lock()
+	p.status.Objects = len(items)
+	p.mu.Unlock()
+	if len(items) > governance.MaxItems {
+		return fmt.Errorf("the node has %d objects, and a coordinator takes %d of a node", len(items), governance.MaxItems)
+	}
+	inventory := &governance.Inventory{Items: items}
+	var known governance.BeatAnswer
+	if err := p.find(ctx, governance.Beat{Digest: inventory.Digest()}, &known); err != nil {
+		return err
+	}
+	has := make(map[governance.Ref]governance.Item, len(items))
+	for _, item := range items {
+		has[item.Ref] = item
+	}
+	maps.DeleteFunc(p.refused, func(item governance.Item, at time.Time) bool {
+		return has[item.Ref] != item || p.now().Sub(at) > againAfter
+	})
+	if !known.IsKnown || p.now().Sub(p.told) > againAfter {
+		var answer governance.InventoryAnswer
+		if err := p.post(ctx, governance.InventoryPath, inventory, &answer); err != nil {
+			return err
+		}
+		p.pending, p.told = answer.Missing, p.now()
+	}
+	return p.upload(ctx, has)
+}
+
+// find beats at the address that has answered last, and then at the others.
+func (p *Pool) find(ctx context.Context, beat governance.Beat, answer *governance.BeatAnswer) error {
+	var errs []error
+	for range p.options.Addresses {
+		err := p.post(ctx, governance.BeatPath, beat, answer)
+		if err == nil {
+			p.mu.Lock()
+			p.status.Address = p.options.Addresses[p.at]
+			p.mu.Unlock()
+			return nil
+		}
+		errs = append(errs, err)
+		p.client.CloseIdleConnections() // one that is dead, or that began with a certificate that has expired since
+		if ctx.Err() != nil {
+			break // the next round goes on from here
+		}
+		p.at = (p.at + 1) % len(p.options.Addresses)
+	}
+	return &unreachable{errors.Join(errs...)}
+}
+
+// upload uploads what is pending. What the coordinator refuses is left out, and named in an error; any other
+// failure ends it.
+func (p *Pool) upload(ctx context.Context, has map[governance.Ref]governance.Item) error {
+	for len(p.pending) > 0 {
+		ref := p.pending[0]
+		item := has[ref]
+		if _, isRefused := p.refused[item]; !isRefused && item.Name != "" {
+			err := p.put(ctx, ref)
+			if err != nil && !errors.As(err, new(*refusal)) {
+				return err
+			}
+			if err != nil {
+				p.refused[item] = p.now()
+				log := p.options.Log
+				if kind, _ := governance.KindOf(ref.Resource); !kind.IsOfNode {
+					log = log.V(2) // what no pod of the node names any more stays in the cache for a while
+				}
+				log.Info("The pool's coordinator refuses an object", "object", ref.String(), "reason", err.Error())
+			}
+		}
+		p.pending = p.pending[1:]
+	}
+	return nil
+}
+
+// refusal is the error of an object that the coordinator does not take.
+type refusal struct{ error }
+
+// put uploads an object. One that cannot be read, mostly because it is gone, is left to the next inventory.
+func (p *Pool) put(ctx context.Context, ref governance.Ref) error {
+	body, err := p.options.Source.Body(ref)
+	if err != nil {
+		return nil //nolint:nilerr // see above
+	}
+	if len(body) > governance.MaxObject {
+		return &refusal{fmt.Errorf("it has %d bytes, more than %d", len(body), governance.MaxObject)}
+	}
+	code, reason, err := p.send(ctx, http.MethodPut, ref.Path(), body, nil)
+	switch {
+	case err != nil:
+		return err
+	case code == http.StatusOK, code == http.StatusConflict: // a later version is there
+		return nil
+	case code == http.StatusForbidden, code == http.StatusUnprocessableEntity, code == http.StatusInsufficientStorage:
+		return &refusal{errors.New(reason)}
+	default:
+		return fmt.Errorf("uploading %s: the coordinator answers %d: %s", ref, code, reason)
+	}
+}
+
+// post sends a message, and reads the answer.
+func (p *Pool) post(ctx context.Context, path string, message, answer any) error {
+	body, err := json.Marshal(message)
+	if err != nil {
+		return err
+	}
+	code, reason, err := p.send(ctx, http.MethodPost, path, body, answer)
+	if err != nil {
+		return err
+	}
+	if code != http.StatusOK {
+		return fmt.Errorf("the coordinator at %s answers %d: %s", p.options.Addresses[p.at], code, reason)
+	}
+	return nil
+}
+
+// sendWithin bounds a request.
+const sendWithin = 10 * time.Second
+
+// send sends a request. reason is the text of an answer that is no success; else the answer is read.
+func (p *Pool) send(ctx context.Context, method, path string, body []byte, answer any) (code int, reason string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, sendWithin)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, method, "https://"+p.options.Addresses[p.at]+path, bytes.NewReader(body))
+	if err != nil {
+		return 0, "", err
+	}
+	response, err := p.client.Do(r)
+	if err != nil {
+		return 0, "", fmt.Errorf("asking the coordinator: %w", err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(io.LimitReader(response.Body, maxReason))
+		return response.StatusCode, strings.TrimSpace(string(text)), nil
+	}
+	content, err := io.ReadAll(io.LimitReader(response.Body, governance.MaxMessage))
+	if err == nil && answer != nil {
+		err = json.Unmarshal(content, answer)
+	}
+	if err != nil {
+		return 0, "", fmt.Errorf("reading the answer of the coordinator: %w", err)
+	}
+	return http.StatusOK, "", nil
+}

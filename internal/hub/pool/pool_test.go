@@ -1,0 +1,231 @@
+package pool
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"pgregory.net/rapid"
+
+	"github.com/atoll-k8s/atoll/internal/governance"
+)
+
+// node is what a hub keeps.
+type node map[governance.Ref]governance.Item
+
+func (n node) Items() (items []governance.Item, err error) {
+	for _, item := range n {
+		items = append(items, item)
+	}
+	return items, nil
+}
+
+func (n node) Body(ref governance.Ref) ([]byte, error) {
+	item, has := n[ref]
+	if !has {
+		return nil, errors.New("it is gone")
+	}
+	return json.Marshal(item)
+}
+
+// coordinator has what it was told. It implements http.RoundTripper.
+type coordinator struct {
+	stored map[governance.Ref]governance.Item
+	digest string
+	// at is the address at which it answers, and code what it answers to uploads; 0 means that it takes them.
+	at   string
+	code int
+	// failing are the objects that it answers with code.
+	failing func(governance.Ref) bool
+	puts    []string
+}
+
+func (c *coordinator) RoundTrip(r *http.Request) (*http.Response, error) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, err
+	}
+	if r.URL.Host != c.at {
+		return nil, errors.New("nobody answers at " + r.URL.Host)
+	}
+	answer := func(code int, content any) (*http.Response, error) {
+		text, err := json.Marshal(content)
+		return &http.Response{StatusCode: code, Body: io.NopCloser(bytes.NewReader(text)), Request: r}, err
+	}
+	switch r.URL.Path {
+	case governance.BeatPath:
+		var beat governance.Beat
+		if err := json.Unmarshal(body, &beat); err != nil {
+			return nil, err
+		}
+		return answer(http.StatusOK, governance.BeatAnswer{IsKnown: beat.Digest == c.digest})
+	case governance.InventoryPath:
+		var inventory governance.Inventory
+		if err := json.Unmarshal(body, &inventory); err != nil {
+			return nil, err
+		}
+		c.digest = inventory.Digest()
+		before := c.stored
+		c.stored = map[governance.Ref]governance.Item{}
+		var missing []governance.Ref
+		for _, item := range inventory.Items {
+			if before[item.Ref] == item {
+				c.stored[item.Ref] = item
+			} else {
+				missing = append(missing, item.Ref)
+			}
+		}
+		slices.SortFunc(missing, governance.Ref.Compare)
+		return answer(http.StatusOK, governance.InventoryAnswer{Missing: missing})
+	default:
+		var item governance.Item
+		if err := json.Unmarshal(body, &item); err != nil {
+			return nil, err
+		}
+		c.puts = append(c.puts, item.Name)
+		if c.code != 0 && (c.failing == nil || c.failing(item.Ref)) {
+			return answer(c.code, "no")
+		}
+		c.stored[item.Ref] = item
+		return answer(http.StatusOK, struct{}{})
+	}
+}
+
+func newPool(n node, c *coordinator) *Pool {
+	return New(Options{Source: n, Addresses: []string{"a:1", "b:1"}, Transport: c, Log: logr.Discard()})
+}
+
+func pod(name, version string) governance.Item {
+	return governance.Item{Ref: governance.Ref{Resource: "pods", Namespace: "default", Name: name}, UID: name, Version: version}
+}
+
+func (n node) put(items ...governance.Item) {
+	for _, item := range items {
+		n[item.Ref] = item
+	}
+}
+
+// TestRounds: whatever happens to the node and the coordinator, a minute and two rounds after the last of it they have the same.
+func TestRounds(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n, c := node{}, &coordinator{stored: map[governance.Ref]governance.Item{}, at: "a:1"}
+		p := newPool(n, c)
+		clock := time.Now()
+		now := func() time.Time { return clock }
+		p.now = now
+		version := 0
+		t.Repeat(map[string]func(*rapid.T){
+			"change": func(t *rapid.T) {
+				version++
+				n.put(pod(fmt.Sprint(rapid.IntRange(0, 5).Draw(t, "pod")), fmt.Sprint(version)))
+			},
+			"delete": func(t *rapid.T) {
+				delete(n, pod(fmt.Sprint(rapid.IntRange(0, 5).Draw(t, "pod")), "").Ref)
+			},
+			"restart the coordinator": func(*rapid.T) { c.stored, c.digest = map[governance.Ref]governance.Item{}, "" },
+			"restart its writer":      func(*rapid.T) { c.digest = "" },
+			"lose an object": func(t *rapid.T) {
+				delete(c.stored, pod(fmt.Sprint(rapid.IntRange(0, 5).Draw(t, "pod")), "").Ref)
+			},
+			"restart the hub": func(*rapid.T) { p = newPool(n, c); p.now = now },
+			"move":            func(t *rapid.T) { c.at = rapid.SampledFrom([]string{"a:1", "b:1", "nowhere:1"}).Draw(t, "at") },
+			"fail": func(t *rapid.T) {
+				c.code = rapid.SampledFrom([]int{0, http.StatusServiceUnavailable, http.StatusForbidden}).Draw(t, "code")
+			},
+			"round": func(*rapid.T) { _ = p.report(p.round(context.Background())) },
+			"": func(t *rapid.T) {
+				at, code := c.at, c.code
+				c.at, c.code = "b:1", 0
+				clock = clock.Add(2 * againAfter)
+				for range 2 {
+					if err := p.round(context.Background()); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if len(c.stored) != len(n) {
+					t.Fatalf("the coordinator has %v, and the node %v", c.stored, n)
+				}
+				for ref, item := range n {
+					if c.stored[ref] != item {
+						t.Fatalf("the coordinator has %v, and the node %v", c.stored[ref], item)
+					}
+				}
+				c.at, c.code = at, code
+			},
+		})
+	})
+}
+
+func TestWhatIsRefusedHoldsNothingUp(t *testing.T) {
+	for code, again := range map[int]bool{ // whether the next round uploads it again
+		http.StatusForbidden: false, http.StatusUnprocessableEntity: false, http.StatusInsufficientStorage: false,
+		http.StatusServiceUnavailable: true, http.StatusInternalServerError: true,
+	} {
+		n, c := node{}, &coordinator{stored: map[governance.Ref]governance.Item{}, at: "a:1", code: code}
+		c.failing = func(ref governance.Ref) bool { return ref.Name == "bad" }
+		n.put(pod("a", "1"), pod("bad", "1"), pod("z", "1"))
+		p := newPool(n, c)
+		now := time.Now()
+		p.now = func() time.Time { return now }
+		p.report(p.round(t.Context()))
+		if got := c.stored[pod("z", "1").Ref]; (got.Name == "") != again {
+			t.Errorf("%d: what comes after the object is stored: %v", code, got)
+		}
+		if status := p.Status(); again != (status.Reason != "") || status.Objects != 3 || !again && (status.Refused != 1 || status.Waiting != 0) {
+			t.Errorf("%d: the status is %+v", code, status)
+		}
+		tries := func() int { return strings.Count(strings.Join(c.puts, " "), "bad") }
+		n.put(pod("a", "2")) // another inventory
+		p.report(p.round(t.Context()))
+		if got := tries(); (got == 2) != again {
+			t.Errorf("%d: after a change of another object it was uploaded %d times", code, got)
+		}
+		now = now.Add(2 * againAfter)
+		before := tries()
+		p.report(p.round(t.Context()))
+		if tries() == before {
+			t.Errorf("%d: it is never uploaded again", code)
+		}
+	}
+}
+
+func TestOrder(t *testing.T) {
+	n, c := node{}, &coordinator{stored: map[governance.Ref]governance.Item{}, at: "a:1"}
+	settings := governance.Item{Ref: governance.Ref{Resource: "configmaps", Namespace: "default", Name: "settings"}, UID: "1", Version: "1"}
+	n.put(settings, pod("web", "2"), governance.Item{Ref: governance.Ref{Resource: "nodes", Name: "edge"}, UID: "3", Version: "3"})
+	if err := newPool(n, c).round(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"edge", "web", "settings"}; !slices.Equal(c.puts, want) {
+		t.Errorf("the order is %v, want %v", c.puts, want)
+	}
+}
+
+func TestNobodyAnswers(t *testing.T) {
+	p := newPool(node{}, &coordinator{at: "nowhere:1"})
+	if p.report(p.round(t.Context())) {
+		t.Error("it is as if a coordinator had answered")
+	}
+	if status := p.Status(); !strings.Contains(status.Reason, "nobody answers at b:1") || status.Address != "" {
+		t.Errorf("the status is %+v", status)
+	}
+}
+
+func TestTooManyObjects(t *testing.T) {
+	n := node{}
+	for i := range governance.MaxItems + 1 {
+		n.put(pod(fmt.Sprint(i), "1"))
+	}
+	if err := newPool(n, &coordinator{at: "a:1"}).round(t.Context()); err == nil || !strings.Contains(err.Error(), "1025 objects") {
+		t.Errorf("the error is %v", err)
+	}
+}

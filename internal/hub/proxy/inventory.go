@@ -1,0 +1,181 @@
+package proxy
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/atoll-k8s/atoll/internal/governance"
+	"github.com/atoll-k8s/atoll/internal/hub/cache"
+	"github.com/atoll-k8s/atoll/internal/hub/request"
+	"github.com/atoll-k8s/atoll/internal/hub/wire"
+)
+
+// Inventory lists the objects that are kept for the node and that the coordinator of its pool should have, as
+// the cloud has answered them last. A scope is read again only once it has changed. Only one goroutine may use
+// it at a time.
+type Inventory struct {
+	proxy  *Proxy
+	scopes map[string]*inventoried
+	// at has the scope of each object of the last call of Items.
+	at map[governance.Ref]string
+}
+
+// inventoried is what a scope had when it was written.
+type inventoried struct {
+	written time.Time
+	items   []governance.Item
+}
+
+// NewInventory returns the inventory of what is kept.
+func (p *Proxy) NewInventory() *Inventory { return &Inventory{proxy: p} }
+
+// errNoPods is the error of an inventory while the kubelet has not listed its pods through the hub.
+var errNoPods = errors.New("the pods of the node are not known yet")
+
+// Items returns the objects. After an error nobody knows what the node does not have any more.
+func (i *Inventory) Items() (items []governance.Item, err error) {
+	newest := map[governance.Ref]*cache.Scope{} // by what is read
+	scopes := i.proxy.Cache.Scopes()
+	for n := range scopes {
+		if reads, is := i.proxy.isForInventory(&scopes[n]); is && (newest[reads] == nil || scopes[n].Written.After(newest[reads].Written)) {
+			newest[reads] = &scopes[n]
+		}
+	}
+	pods := newest[governance.Ref{Resource: "pods"}]
+	if pods == nil {
+		return nil, errNoPods
+	}
+	if pods.Stale != nil && !errors.Is(pods.Stale, cache.ErrReopened) {
+		return nil, fmt.Errorf("there may be later pods: %w", pods.Stale)
+	}
+	before := i.scopes
+	i.scopes, i.at = map[string]*inventoried{}, map[governance.Ref]string{}
+	found := map[governance.Ref]governance.Item{}
+	for reads, s := range newest {
+		read := before[s.Key]
+		if read == nil || !read.written.Equal(s.Written) {
+			if read, err = i.proxy.inventoryOf(s); err != nil && reads.Resource == "pods" {
+				return nil, err
+			}
+			if err != nil { // the others are there all the same
+				i.proxy.Log.V(2).Info("What is kept of an object cannot be read", "object", reads.String(), "error", err.Error())
+				continue
+			}
+		}
+		i.scopes[s.Key] = read
+		for _, item := range read.items {
+			i.at[item.Ref], found[item.Ref] = s.Key, item
+		}
+	}
+	if lease, _, err := i.proxy.ownLease(); err == nil {
+		found[lease.Ref] = lease
+	}
+	return slices.Collect(maps.Values(found)), nil
+}
+
+// isForInventory tells what is read in a scope: the pods of the node, which have no name, or one object of another
+// kind.
+func (p *Proxy) isForInventory(s *cache.Scope) (reads governance.Ref, is bool) {
+	if !isOfNode(s.Key) || strings.Contains(s.Key, "as=") {
+		return reads, false
+	}
+	what, name := readBy(s.Key)
+	if what.Resource == "pods" {
+		return governance.Ref{Resource: what.Resource}, strings.HasPrefix(s.Key, p.podsOfNode())
+	}
+	return governance.Ref{Resource: what.Resource, Namespace: what.Namespace, Name: name}, name != "" && isUploaded(&what)
+}
+
+// isUploaded reports whether hubs upload what is read.
+func isUploaded(what *request.Request) bool {
+	kind, known := governance.KindOf(what.Resource)
+	return known && what.Subresource == "" && strings.TrimPrefix(what.Group+"/"+what.Version, "/") == kind.APIVersion
+}
+
+// inventoryOf reads a scope.
+func (p *Proxy) inventoryOf(s *cache.Scope) (*inventoried, error) {
+	read := &inventoried{written: s.Written}
+	view, err := p.Cache.Peek(s.Key)
+	if errors.Is(err, cache.ErrNotFound) { // it was removed meanwhile
+		return read, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer view.Close()
+	h, err := decodeHead(view.Head())
+	if err != nil || h.List == nil && h.Code != http.StatusOK {
+		return read, err // the object was not there
+	}
+	format, err := wire.FormatOf(h.ContentType)
+	if err != nil {
+		return nil, err
+	}
+	what, _ := readBy(s.Key)
+	for value, err := range values(view, nil) {
+		if err != nil {
+			return nil, err
+		}
+		m, err := format.Meta(value)
+		if err != nil {
+			return nil, err
+		}
+		read.items = append(read.items, governance.Item{
+			Ref: governance.Ref{Resource: what.Resource, Namespace: m.Namespace, Name: m.Name}, UID: m.UID, Version: m.ResourceVersion,
+		})
+	}
+	return read, nil
+}
+
+// Body returns an object of the last call of Items, with its apiVersion and kind. It may be a later version by now.
+func (i *Inventory) Body(ref governance.Ref) ([]byte, error) {
+	if lease, body, err := i.proxy.ownLease(); err == nil && lease.Ref == ref {
+		return body, nil
+	}
+	key, has := i.at[ref]
+	if !has {
+		return nil, errUnknown
+	}
+	view, err := i.proxy.Cache.Peek(key)
+	if err != nil {
+		return nil, err
+	}
+	defer view.Close()
+	h, err := decodeHead(view.Head())
+	if err != nil {
+		return nil, err
+	}
+	if h.List == nil {
+		return view.Get(document)
+	}
+	list, err := h.list()
+	if err != nil {
+		return nil, err
+	}
+	item, err := view.Get(id(&wire.Meta{Namespace: ref.Namespace, Name: ref.Name}))
+	if err != nil {
+		return nil, err
+	}
+	apiVersion, kind := list.ItemKind()
+	return list.Format.ObjectOf(item, apiVersion, kind)
+}
+
+// ownLease returns the node's Lease as the cloud has it since the node's last write, if the hub has seen that.
+func (p *Proxy) ownLease() (item governance.Item, body []byte, err error) {
+	ref := governance.Ref{Resource: "leases", Namespace: "kube-node-lease", Name: p.Recognizer.NodeName}
+	contentType, body, found := p.recent.get("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/" + ref.Name)
+	if !found {
+		return item, nil, errUnknown
+	}
+	format, err := wire.FormatOf(contentType)
+	if err != nil {
+		return item, nil, err
+	}
+	m, err := format.Meta(body)
+	return governance.Item{Ref: ref, UID: m.UID, Version: m.ResourceVersion}, body, err
+}

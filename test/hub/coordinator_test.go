@@ -1,0 +1,617 @@
+package hub
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/atoll-k8s/atoll/devcluster"
+	"github.com/atoll-k8s/atoll/internal/governance"
+	"github.com/atoll-k8s/atoll/internal/machinery/certs"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
+)
+
+// coordinator is that of a pool: the programs of its pod, as processes.
+type coordinator struct {
+	*testing.T
+
+	cluster *devcluster.Cluster
+	dir     string // short: sockets are in it
+	program string
+	ca      certs.Pair // of the pool
+	server  string     // the address of its API server
+	writer  string     // that of the writer
+	running map[string]*exec.Cmd
+}
+
+// poolRig is a node behind a hub, in a pool with a coordinator.
+type poolRig struct {
+	*rig
+
+	coordinator *coordinator
+	people      kubernetes.Interface // at the coordinator
+}
+
+// TestCoordinator shows that a pool's coordinator has what the hub of a node has, with the real etcd, kube-apiserver
+// and kubelet.
+func TestCoordinator(t *testing.T) {
+	tier.All(t, "its cluster and its coordinator take the time of two others, and the tests of internal/coordinator and internal/hub/pool have each promise")
+	t.Parallel()
+	cluster := startCluster(t, devcluster.Options{LowIdle: true})
+	r := &poolRig{rig: newRig(t, cluster, nodeName), coordinator: newCoordinator(t, cluster)}
+	t.Cleanup(r.coordinator.stop)
+	r.coordinator.start()
+	r.governed()
+	through := devcluster.Endpoint{URL: "https://" + r.address, CAFile: filepath.Join(r.dir, "state", "serving", "ca.crt")}
+	if err := cluster.AddHollowNodesBehind(t.Context(), through, devcluster.NodeSpec{Name: nodeName}); err != nil {
+		t.Fatal(err)
+	}
+	r.people = r.coordinator.client("alice", "openyurt:coordinators")
+	r.createConfigMap("settings-00")
+	r.createConfigMap("settings-01")
+	for i := range 3 {
+		r.createPod(fmt.Sprint("pod-", i), "settings-00")
+	}
+	for _, part := range []struct {
+		name string
+		run  func(*poolRig)
+	}{
+		{"people see what the cloud has, byte for byte", (*poolRig).testSame},
+		{"what changes in the cloud changes there, and what is gone is gone", (*poolRig).testChanges},
+		{"people look, and nobody writes", (*poolRig).testReadOnly},
+		{"nodes upload what is theirs, and nothing else", (*poolRig).testForeignUploads},
+		{"each program may be killed, or hang", (*poolRig).testKills},
+		{"a coordinator that starts empty is full again, also without the cloud", (*poolRig).testEmpty},
+		{"etcd is full for a while", (*poolRig).testFull},
+	} {
+		t.Run(part.name, func(t *testing.T) {
+			one, hub, c := *r, *r.rig, *r.coordinator
+			one.rig, one.coordinator = &hub, &c
+			hub.T, c.T = t, t
+			part.run(&one)
+			r.hub = one.hub
+		})
+	}
+}
+
+func (r *poolRig) createPod(name, settings string) {
+	r.Helper()
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": "web"}}, Spec: corev1.PodSpec{
+		NodeName: nodeName, Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+		Containers: []corev1.Container{{Name: "c", Image: "nginx", EnvFrom: []corev1.EnvFromSource{{
+			ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: settings}},
+		}}}},
+	}}
+	r.eventually("a pod is created", func() error { // once its ServiceAccount is there
+		_, err := r.admin.CoreV1().Pods(namespace).Create(r.Context(), pod, metav1.CreateOptions{})
+		return err
+	})
+}
+
+// governed starts the hub again, in a pool.
+func (r *poolRig) governed() {
+	r.Helper()
+	path := filepath.Join(r.dir, "hub.yaml")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		r.Fatal(err)
+	}
+	text = fmt.Appendf(text, "pool:\n  coordinators: [%q, %q]\n  caFile: %s\n", freeAddress(r.T), r.coordinator.writer, r.coordinator.path("pool.crt"))
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		r.Fatal(err)
+	}
+	r.killHub()
+	r.startHub()
+}
+
+func newCoordinator(t *testing.T, cluster *devcluster.Cluster) *coordinator {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "coordinator")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	c := &coordinator{T: t, cluster: cluster, dir: dir, server: freeAddress(t), writer: freeAddress(t), running: map[string]*exec.Cmd{}}
+	c.program = c.path("atoll-coordinator")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", c.program, "github.com/atoll-k8s/atoll/cmd/atoll-coordinator")
+	build.Dir, build.Env = filepath.Join("..", ".."), append(os.Environ(), "CGO_ENABLED=0") // its module has the client of etcd
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	now := time.Now()
+	if c.ca, err = certs.NewCA(now); err != nil {
+		t.Fatal(err)
+	}
+	server, err := certs.Issue(c.ca, certs.Leaf{CommonName: "coordinator", Names: []string{"coordinator.atoll-pools.svc", "127.0.0.1"}}, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	admin := cluster.AdminConfig()
+	for name, content := range map[string][]byte{
+		"pool.crt": c.ca.Cert, "server.crt": server.Cert, "server.key": server.Key, "nodes.crt": admin.CAData, "nodes": []byte(nodeName + "\nother\n"),
+	} {
+		c.write(name, content)
+	}
+	return c
+}
+
+func (c *coordinator) path(name string) string { return filepath.Join(c.dir, name) }
+
+func (c *coordinator) write(name string, content []byte) {
+	c.Helper()
+	if err := os.WriteFile(c.path(name), content, 0o600); err != nil {
+		c.Fatal(err)
+	}
+}
+
+// start starts all programs of the pod, and waits until people can read.
+func (c *coordinator) start() {
+	c.Helper()
+	prepare := exec.CommandContext(c.Context(), c.program, "prepare", "--directory="+c.dir, "--pool-ca="+c.path("pool.crt"), "--server=https://"+c.server)
+	if out, err := prepare.CombinedOutput(); err != nil {
+		c.Fatalf("%v: %s", err, out)
+	}
+	c.run("etcd")
+	c.run("kube-apiserver")
+	c.run("write")
+}
+
+// args are the arguments of the programs.
+func (c *coordinator) args(name string) (path string, args []string) {
+	_, port, _ := strings.Cut(c.server, ":")
+	switch name {
+	case "etcd":
+		return c.cluster.BinaryPath("etcd"), []string{
+			"--name=coordinator", "--data-dir=data", "--unsafe-no-fsync", "--quota-backend-bytes=33554432", "--log-level=warn",
+			"--listen-client-urls=unix://etcd.sock:0", "--advertise-client-urls=unix://etcd.sock:0",
+			"--listen-peer-urls=unix://peer.sock:0", "--initial-advertise-peer-urls=unix://peer.sock:0", "--initial-cluster=coordinator=unix://peer.sock:0",
+		}
+	case "kube-apiserver":
+		return c.cluster.BinaryPath("kube-apiserver"), []string{
+			"--secure-port=" + port, "--bind-address=127.0.0.1", "--etcd-servers=unix://" + c.path("etcd.sock:0"), "--etcd-compaction-interval=1m",
+			"--tls-cert-file=" + c.path("server.crt"), "--tls-private-key-file=" + c.path("server.key"), "--client-ca-file=" + c.path("clients.crt"),
+			"--service-account-issuer=https://coordinator.atoll-pools.svc", "--service-account-key-file=" + c.path("service-account.crt"),
+			"--service-account-signing-key-file=" + c.path("service-account.key"), "--service-cluster-ip-range=10.0.0.0/24",
+			"--authorization-mode=RBAC", "--anonymous-auth=false", "--endpoint-reconciler-type=none", "--kubelet-preferred-address-types=InternalIP",
+			"--disable-admission-plugins=ServiceAccount", "--enable-priority-and-fairness=false", "--profiling=false",
+		}
+	default:
+		return c.program, []string{
+			name, "--listen=" + c.writer, "--etcd=unix://" + c.path("etcd.sock:0"), "--kubeconfig=" + c.path("kubeconfig"), "--zap-log-level=2",
+			"--tls-cert-file=" + c.path("server.crt"), "--tls-private-key-file=" + c.path("server.key"),
+			"--client-ca-file=" + c.path("nodes.crt"), "--nodes-file=" + c.path("nodes"),
+		}
+	}
+}
+
+func (c *coordinator) run(name string) {
+	c.Helper()
+	log, err := os.OpenFile(c.path(name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		c.Fatal(err)
+	}
+	defer log.Close()
+	path, args := c.args(name)
+	cmd := exec.Command(path, args...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = c.dir, log, log
+	if err := cmd.Start(); err != nil {
+		c.Fatal(err)
+	}
+	c.running[name] = cmd
+}
+
+func (c *coordinator) kill(name string) {
+	cmd := c.running[name]
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	delete(c.running, name)
+}
+
+func (c *coordinator) stop() {
+	for name := range c.running {
+		c.kill(name)
+		if c.Failed() {
+			log, _ := os.ReadFile(c.path(name + ".log"))
+			c.Logf("the log of %s ends with:\n%s", name, log[max(0, len(log)-8000):])
+		}
+	}
+}
+
+// kubeconfig returns the path of a kubeconfig with a certificate of the pool.
+func (c *coordinator) kubeconfig(user string, groups ...string) string {
+	c.Helper()
+	pair, err := certs.Issue(c.ca, certs.Leaf{CommonName: user, Groups: groups}, time.Now())
+	if err != nil {
+		c.Fatal(err)
+	}
+	config := api.NewConfig()
+	config.Clusters["pool"] = &api.Cluster{Server: "https://" + c.server, CertificateAuthority: c.path("pool.crt")}
+	config.AuthInfos[user] = &api.AuthInfo{ClientCertificateData: pair.Cert, ClientKeyData: pair.Key}
+	config.Contexts["pool"] = &api.Context{Cluster: "pool", AuthInfo: user}
+	config.CurrentContext = "pool"
+	path := c.path(user + ".kubeconfig")
+	if err := clientcmd.WriteToFile(*config, path); err != nil {
+		c.Fatal(err)
+	}
+	return path
+}
+
+func (c *coordinator) client(user string, groups ...string) kubernetes.Interface {
+	c.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", c.kubeconfig(user, groups...))
+	if err != nil {
+		c.Fatal(err)
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		c.Fatal(err)
+	}
+	return client
+}
+
+// versions are the lines that differ between the cloud and a coordinator.
+var versions = regexp.MustCompile(`(?m)^ *resourceVersion: .*\n`)
+
+// here and there return what kubectl prints in the cloud, and at the coordinator.
+func (r *poolRig) here(args ...string) string {
+	return r.print(r.KubeconfigPath(), args...)
+}
+
+func (r *poolRig) there(args ...string) string {
+	return r.print(r.coordinator.path("alice.kubeconfig"), args...)
+}
+
+func (r *poolRig) print(kubeconfig string, args ...string) string {
+	ctx, cancel := context.WithTimeout(r.Context(), 30*time.Second)
+	defer cancel()
+	out, _ := exec.CommandContext(ctx, r.BinaryPath("kubectl"), append([]string{"--kubeconfig=" + kubeconfig}, args...)...).CombinedOutput()
+	return string(out)
+}
+
+// same waits until the coordinator has what the cloud has.
+func (r *poolRig) same(args ...string) string {
+	r.Helper()
+	var is string
+	r.eventually(fmt.Sprintf("kubectl %s prints the same", strings.Join(args, " ")), func() error {
+		want := versions.ReplaceAllString(r.here(args...), "")
+		is = versions.ReplaceAllString(r.there(args...), "")
+		if is != want || is == "" {
+			return fmt.Errorf("the cloud has\n%s\nand the coordinator\n%s", short(want), short(is))
+		}
+		return nil
+	})
+	return is
+}
+
+func (r *poolRig) podsAreTheSame() string {
+	r.Helper()
+	return r.same("get", "pods", "-A", "-o", "yaml", "--field-selector=spec.nodeName="+nodeName)
+}
+
+func (r *poolRig) testSame() {
+	if pods := r.podsAreTheSame(); strings.Count(pods, "kind: Pod\n") != 3 {
+		r.Errorf("the pods are\n%s", pods)
+	}
+	r.same("get", "nodes", nodeName, "-o", "yaml")
+	if settings := r.same("get", "configmaps", "-n", namespace, "settings-00", "-o", "yaml"); !strings.Contains(settings, "name: settings-00") {
+		r.Errorf("the ConfigMap of the pods is\n%s", settings)
+	}
+	if other := r.there("get", "configmaps", "-n", namespace, "settings-01"); !strings.Contains(other, "NotFound") {
+		r.Errorf("a ConfigMap that no pod names is there: %s", other)
+	}
+	for _, args := range [][]string{{"get", "nodes"}, {"get", "pods", "-A"}, {"describe", "pod", "-n", namespace, "pod-0"}, {"describe", "node", nodeName}, {"version"}, {"api-resources"}} {
+		if out := r.there(args...); strings.Contains(out, "rror") || out == "" {
+			r.Errorf("kubectl %s: %s", strings.Join(args, " "), out)
+		}
+	}
+	r.eventually("the node's Lease is there", func() error {
+		_, err := r.people.CoordinationV1().Leases("kube-node-lease").Get(r.Context(), nodeName, metav1.GetOptions{})
+		return err
+	})
+	r.eventually("the hub tells of the coordinator", func() error {
+		out, err := exec.CommandContext(r.Context(), r.program, "--config="+filepath.Join(r.dir, "hub.yaml"), "status").Output()
+		if err == nil && !strings.Contains(string(out), "coordinator of the pool: "+r.coordinator.writer) {
+			err = fmt.Errorf("it prints %s", short(string(out)))
+		}
+		return err
+	})
+}
+
+func (r *poolRig) testChanges() {
+	began := time.Now()
+	watched, err := r.people.CoreV1().Pods(namespace).Watch(r.Context(), metav1.ListOptions{LabelSelector: "changed=yes"})
+	if err != nil {
+		r.Fatal(err)
+	}
+	defer watched.Stop()
+	r.kubectl("label", "pod", "-n", namespace, "pod-0", "changed=yes")
+	select {
+	case e := <-watched.ResultChan():
+		if pod, is := e.Object.(*corev1.Pod); !is || pod.Name != "pod-0" {
+			r.Errorf("the event is %+v", e)
+		}
+		r.Logf("an open watch at the coordinator has a change of the cloud after %s", time.Since(began).Round(100*time.Millisecond))
+	case <-time.After(patience):
+		r.Fatal("a watch at the coordinator does not see a change of the cloud")
+	}
+	r.kubectl("delete", "pod", "-n", namespace, "pod-1", "--grace-period=0", "--force")
+	r.createPod("pod-3", "settings-01")
+	r.same("get", "configmaps", "-n", namespace, "settings-01", "-o", "yaml")
+	r.podsAreTheSame()
+	r.kubectl("delete", "pod", "-n", namespace, "pod-3", "--grace-period=0", "--force")
+	r.podsAreTheSame()
+	r.eventually("the ConfigMap of a pod that is gone is gone", func() error {
+		_, err := r.people.CoreV1().ConfigMaps(namespace).Get(r.Context(), "settings-01", metav1.GetOptions{})
+		if !apierrors.IsNotFound(err) {
+			return fmt.Errorf("reading it ends with %s", fmt.Sprint(err))
+		}
+		return nil
+	})
+}
+
+func (r *poolRig) testReadOnly() {
+	masters := r.coordinator.client("root", "system:masters")
+	for name, client := range map[string]kubernetes.Interface{"people": r.people, "system:masters": masters} {
+		pods := client.CoreV1().Pods(namespace)
+		_, createErr := pods.Create(r.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "new"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "nginx"}}}}, metav1.CreateOptions{})
+		_, patchErr := pods.Patch(r.Context(), "pod-0", "application/merge-patch+json", []byte(`{"metadata":{"labels":{"a":"b"}}}`), metav1.PatchOptions{})
+		_, statusErr := client.CoreV1().Nodes().Patch(r.Context(), nodeName, "application/merge-patch+json", []byte(`{"status":{"phase":"Terminated"}}`), metav1.PatchOptions{}, "status")
+		for verb, err := range map[string]error{
+			"create": createErr, "patch": patchErr, "delete": pods.Delete(r.Context(), "pod-0", metav1.DeleteOptions{}),
+			"deletecollection": pods.DeleteCollection(r.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}),
+		} {
+			if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "Make them at the cloud's API server") {
+				r.Errorf("%s: %s is answered with %v, want the way to the cloud", name, verb, err)
+			}
+		}
+		if !apierrors.IsForbidden(statusErr) {
+			r.Errorf("%s: a change of a node's status is answered with %v", name, statusErr)
+		}
+	}
+	policies := masters.AdmissionregistrationV1().ValidatingAdmissionPolicies()
+	policy, err := policies.Get(r.Context(), "no-changes.atoll.dev", metav1.GetOptions{})
+	if err == nil {
+		err = policies.Delete(r.Context(), policy.Name, metav1.DeleteOptions{})
+	}
+	if err != nil {
+		r.Fatal(err) // an API server has no policy for policies
+	}
+	r.eventually("the policy is back", func() error {
+		now, err := policies.Get(r.Context(), policy.Name, metav1.GetOptions{})
+		if err == nil && now.UID == policy.UID {
+			err = errors.New("it is not gone yet")
+		}
+		return err
+	})
+	r.eventually("it refuses changes again", func() error {
+		err := masters.CoreV1().Pods(namespace).Delete(r.Context(), "pod-0", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
+		if !apierrors.IsForbidden(err) {
+			return fmt.Errorf("a pod's deletion is answered with %s", fmt.Sprint(err))
+		}
+		return nil
+	})
+	if out := r.there("auth", "can-i", "get", "pods"); !strings.Contains(out, "yes") {
+		r.Errorf("kubectl auth can-i: %s", out)
+	}
+	stranger := r.coordinator.client("mallory")
+	if _, err := stranger.CoreV1().Pods(namespace).List(r.Context(), metav1.ListOptions{}); !apierrors.IsForbidden(err) {
+		r.Errorf("who is in no group reads pods: %v", err)
+	}
+	if _, err := r.people.CoreV1().Secrets(namespace).List(r.Context(), metav1.ListOptions{}); !apierrors.IsForbidden(err) {
+		r.Errorf("people read Secrets: %v", err)
+	}
+	r.podsAreTheSame()
+}
+
+// uploader returns what uploads as a user of the cluster, or without a certificate.
+func (r *poolRig) uploader(user string, groups ...string) func(method, path string, body any) (int, string) {
+	r.Helper()
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(r.coordinator.ca.Cert)
+	config := &tls.Config{RootCAs: roots}
+	if user != "" {
+		path, err := r.Kubeconfig(r.Context(), user, groups...)
+		if err != nil {
+			r.Fatal(err)
+		}
+		file, err := clientcmd.LoadFromFile(path)
+		if err != nil {
+			r.Fatal(err)
+		}
+		for _, info := range file.AuthInfos {
+			pair, err := tls.X509KeyPair(info.ClientCertificateData, info.ClientKeyData)
+			if err != nil {
+				r.Fatal(err)
+			}
+			config.Certificates = []tls.Certificate{pair}
+		}
+	}
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: true}, Timeout: time.Minute}
+	r.Cleanup(client.CloseIdleConnections)
+	return func(method, path string, body any) (int, string) {
+		text, is := body.([]byte)
+		if !is {
+			var err error
+			if text, err = json.Marshal(body); err != nil {
+				r.Fatal(err)
+			}
+		}
+		request, err := http.NewRequestWithContext(r.Context(), method, "https://"+r.coordinator.writer+path, bytes.NewReader(text))
+		if err != nil {
+			r.Fatal(err)
+		}
+		response, err := client.Do(request)
+		if err != nil {
+			return 0, err.Error()
+		}
+		defer response.Body.Close()
+		answer, _ := io.ReadAll(response.Body)
+		return response.StatusCode, string(answer)
+	}
+}
+
+func (r *poolRig) testForeignUploads() {
+	own, err := r.admin.CoreV1().Pods(namespace).Get(r.Context(), "pod-0", metav1.GetOptions{})
+	if err != nil {
+		r.Fatal(err)
+	}
+	own.APIVersion, own.Kind = "v1", "Pod"
+	changed := func(change func(*corev1.Pod)) *corev1.Pod {
+		pod := own.DeepCopy()
+		pod.ResourceVersion = "999999999"
+		change(pod)
+		return pod
+	}
+	node := &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "1", ResourceVersion: "999999999"}}
+	pod, edge, other := governance.ObjectsPath+"pods/default/pod-0", r.uploader("system:node:"+nodeName, "system:nodes"), r.uploader("system:node:other", "system:nodes")
+	for name, tc := range map[string]struct {
+		send   func(method, path string, body any) (int, string)
+		method string
+		path   string
+		body   any
+		want   int // 0: no connection
+		says   string
+	}{
+		"without a certificate":           {r.uploader(""), "PUT", pod, own, 0, ""},
+		"a person":                        {r.uploader("alice", "system:masters"), "PUT", pod, own, 403, "not the certificate of a node"},
+		"a node's name without its group": {r.uploader("system:node:" + nodeName), "PUT", pod, own, 403, "not the certificate of a node"},
+		"a node of another pool":          {r.uploader("system:node:foreign", "system:nodes"), "PUT", pod, own, 403, "is not in the pool"},
+		"another node's pod":              {other, "PUT", pod, changed(func(*corev1.Pod) {}), 403, "is not bound to the node other"},
+		"another node's pod, as its own":  {other, "PUT", pod, changed(func(p *corev1.Pod) { p.Spec.NodeName = "other" }), 403, "is of the node edge"},
+		"another node's pod, made anew":   {other, "PUT", pod, changed(func(p *corev1.Pod) { p.UID, p.Spec.NodeName = "2", "other" }), 403, "is of the node edge"},
+		"another node":                    {other, "PUT", governance.ObjectsPath + "nodes/" + nodeName, node, 403, "is not the node other"},
+		"a Secret":                        {edge, "PUT", governance.ObjectsPath + "secrets/default/s", own, 422, "is not one that hubs upload"},
+		"a path out of the API's keys":    {edge, "PUT", governance.ObjectsPath + "pods/default/..%2f..%2fminions%2fedge", own, 422, "is not the name of an object"},
+		"an old version":                  {edge, "PUT", pod, changed(func(p *corev1.Pod) { p.ResourceVersion = "1" }), 409, "is stored"},
+		"a list":                          {edge, "PUT", pod, []byte(`{"apiVersion":"v1","kind":"PodList","items":[]}`), 422, "is a PodList"},
+		"no object at all":                {edge, "PUT", pod, []byte("\x00\x01"), 422, "neither JSON nor protobuf"},
+		"two megabytes":                   {edge, "PUT", pod, bytes.Repeat([]byte("a"), 2<<20), 422, "too large"},
+		"an inventory that is none":       {edge, "POST", governance.InventoryPath, []byte("["), 422, "reading the request"},
+		"an inventory of others' objects": {other, "POST", governance.InventoryPath, governance.Inventory{Items: []governance.Item{{Ref: governance.Ref{Resource: "pods", Namespace: namespace, Name: "pod-0"}, UID: "2", Version: "999999999"}}}, 200, `"missing":null`},
+		"another path":                    {edge, "GET", "/", nil, 404, ""},
+	} {
+		if code, says := tc.send(tc.method, tc.path, tc.body); code != tc.want || !strings.Contains(says, tc.says) {
+			r.Errorf("%s: the answer is %d %s, want %d %q", name, code, says, tc.want, tc.says)
+		}
+	}
+	r.podsAreTheSame()
+	r.same("get", "nodes", nodeName, "-o", "yaml")
+}
+
+func (r *poolRig) testKills() {
+	c := r.coordinator
+	for n, name := range []string{"write", "kube-apiserver", "etcd"} {
+		c.kill(name)
+		r.kubectl("label", "pod", "-n", namespace, "pod-0", fmt.Sprintf("killed=%d", n), "--overwrite")
+		c.run(name)
+		r.podsAreTheSame()
+		r.Logf("%s was killed, and all is the same again", name)
+	}
+	for n, name := range []string{"write", "etcd"} {
+		process := c.running[name].Process
+		if err := process.Signal(syscall.SIGSTOP); err != nil {
+			r.Fatal(err)
+		}
+		r.kubectl("label", "pod", "-n", namespace, "pod-0", fmt.Sprintf("hung=%d", n), "--overwrite")
+		r.eventually("the hub notices", func() error {
+			out, err := exec.CommandContext(r.Context(), r.program, "--config="+filepath.Join(r.dir, "hub.yaml"), "status").Output()
+			if err == nil && !strings.Contains(string(out), "coordinator of the pool: not up to date") {
+				err = errors.New("its status does not tell")
+			}
+			return err
+		})
+		if a := r.ask(r.over, question{"node", "/api/v1/nodes/" + nodeName, "application/json"}); a.code != http.StatusOK || a.asOf != "" {
+			r.Errorf("while %s hangs, the hub answers the node with %+v", name, a)
+		}
+		if err := process.Signal(syscall.SIGCONT); err != nil {
+			r.Fatal(err)
+		}
+		r.podsAreTheSame()
+		r.Logf("%s hung, and all is the same again", name)
+	}
+}
+
+func (r *poolRig) testEmpty() {
+	c := r.coordinator
+	before := r.podsAreTheSame()
+	online := question{"node", "/api/v1/nodes/" + nodeName, "application/json"}
+	r.cutOff(online)
+	defer r.comeBack(online)
+	r.killHub() // what it knows is on its disk only
+	r.startHub()
+	for _, name := range []string{"write", "kube-apiserver", "etcd"} {
+		c.kill(name)
+	}
+	if err := os.RemoveAll(c.path("data")); err != nil {
+		r.Fatal(err)
+	}
+	began := time.Now()
+	c.start()
+	r.eventually("a person sees the pods again", func() error {
+		if now := versions.ReplaceAllString(r.there("get", "pods", "-A", "-o", "yaml", "--field-selector=spec.nodeName="+nodeName), ""); now != before {
+			return fmt.Errorf("kubectl prints %s", short(now))
+		}
+		return nil
+	})
+	if _, err := r.people.CoreV1().Nodes().Get(r.Context(), nodeName, metav1.GetOptions{}); err != nil {
+		r.Errorf("the Node is not there: %v", err)
+	}
+	r.Logf("empty, started, and full again after %s, without the cloud", time.Since(began).Round(100*time.Millisecond))
+}
+
+// testFull fills etcd, whose quota are 32 MiB, with versions of an object that were there before.
+func (r *poolRig) testFull() {
+	other := r.uploader("system:node:other", "system:nodes")
+	upload := func(version int) (int, string) {
+		pod := &corev1.Pod{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}, Spec: corev1.PodSpec{NodeName: "other"}}
+		pod.ObjectMeta = metav1.ObjectMeta{
+			Namespace: namespace, Name: "large", UID: "large", ResourceVersion: fmt.Sprint(version), Annotations: map[string]string{"large": strings.Repeat("a", 500<<10)},
+		}
+		return other("PUT", governance.ObjectsPath+"pods/default/large", pod)
+	}
+	full, version := 0, 0
+	for after := 0; after < 20; { // uploads once it was full
+		version++
+		code, says := upload(version)
+		switch {
+		case code == http.StatusInsufficientStorage && strings.Contains(says, "etcd was full"):
+			full++
+		case code != http.StatusOK:
+			r.Fatalf("version %d of an object: the answer is %d %s", version, code, says)
+		case full > 0:
+			after++
+		case version > 500:
+			r.Fatal("etcd is never full")
+		}
+	}
+	r.Logf("%d versions of half a megabyte were uploaded into etcd, which was full %d times", version, full)
+	r.kubectl("label", "pod", "-n", namespace, "pod-0", "full=no")
+	r.podsAreTheSame()
+	if code, says := other("POST", governance.InventoryPath, governance.Inventory{}); code != http.StatusOK {
+		r.Errorf("an inventory without the object: the answer is %d %s", code, says)
+	}
+	if pods := r.there("get", "pods", "-A"); strings.Contains(pods, "large") {
+		r.Errorf("what a node does not have any more is there: %s", pods)
+	}
+}
