@@ -76,7 +76,7 @@ func Write(ctx context.Context, o WriteOptions) error {
 	defer etcd.Close()
 	w := writer.New(writer.NewEtcd(etcd), func() ([]string, error) { return readNodes(o.NodesFile) }, writer.DefaultLimits, o.Log)
 	port := &bounded.Port{
-		Name: "uploads", Address: o.Listen, Handler: bounded.AtOnce("uploads", maxAtOnce, bounded.Bodies("uploads", maxBodies, w.Handler())), Connections: maxConnections, Streams: maxStreams,
+		Name: "uploads", Address: o.Listen, Handler: bounded.AtOnce("uploads", maxAtOnce, bounded.Bodies("uploads", maxBodies, w.Handler())), Connections: maxConnections, NoOwnProbes: true, Streams: maxStreams,
 		RequestTime: requestTime, ResponseTime: responseTime, Log: o.Log,
 		// Files are read at each handshake: nobody has to notice that one was replaced.
 		TLS: &tls.Config{MinVersion: tls.VersionTLS13, GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return o.tls() }},

@@ -64,6 +64,8 @@ type Port struct {
 	// Connections bounds the connections of all callers together. One caller may have
 	// 3/8 of them: see Shares.
 	Connections int64
+	// NoOwnProbes counts connections from this machine too. A port that the process itself probes does not.
+	NoOwnProbes bool
 	// Streams bounds the concurrent requests on one HTTP/2 connection. With 0 the port
 	// serves HTTP/1.1 only.
 	Streams int
@@ -87,7 +89,7 @@ func (p *Port) Listen(ctx context.Context) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listening for %s: %w", p.Name, err)
 	}
-	var l net.Listener = &listener{Listener: inner, connections: NewShares(p.Connections), refuse: func() { Refused(p.Name, TooManyConnections) }}
+	var l net.Listener = &listener{Listener: inner, connections: NewShares(p.Connections), countsAll: p.NoOwnProbes, refuse: func() { Refused(p.Name, TooManyConnections) }}
 	if p.TLS != nil {
 		l = tls.NewListener(l, p.tls())
 	}
@@ -213,6 +215,7 @@ func (p *Port) NeedLeaderElection() bool { return false }
 type listener struct {
 	net.Listener
 	connections *Shares
+	countsAll   bool
 	refuse      func()
 }
 
@@ -225,10 +228,10 @@ func (l *listener) Accept() (net.Conn, error) {
 		}
 		// The process's own checks do not fail because others use up the port: the replica
 		// would be taken out of the Service, or restarted.
-		if CallerOf(conn.RemoteAddr().String()) == CallerOf(conn.LocalAddr().String()) {
+		caller := CallerOf(conn.RemoteAddr().String())
+		if !l.countsAll && caller == CallerOf(conn.LocalAddr().String()) {
 			return conn, nil
 		}
-		caller := CallerOf(conn.RemoteAddr().String())
 		if l.connections.Take(caller, 1) {
 			return &counted{Conn: conn, give: sync.OnceFunc(func() { l.connections.Give(caller, 1) })}, nil
 		}

@@ -177,6 +177,21 @@ func TestOwnProbesPassWhenThePortIsFull(t *testing.T) {
 	}
 }
 
+// TestAPortWithoutOwnProbesCountsItsOwnMachine: any pod with hostNetwork is there.
+func TestAPortWithoutOwnProbesCountsItsOwnMachine(t *testing.T) {
+	address, count := serve(t, func(p *Port) { p.Connections, p.NoOwnProbes = 4, true })
+	for range 10 {
+		_, _ = tryDial(t, address, 1, "")
+	}
+	build.Eventually(t, "connections are counted", func() bool { return count() > 0 && count() < 4 })
+	if answered(t, address, 1) {
+		t.Error("its own machine has more than its share")
+	}
+	if !answered(t, address, 2) {
+		t.Error("another machine finds no place")
+	}
+}
+
 // TestASlowClientIsCutOff: one that sends a byte a second, in the TLS handshake, in the
 // headers or in the body, or that does not read the answer.
 func TestASlowClientIsCutOff(t *testing.T) {
