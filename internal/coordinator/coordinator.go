@@ -36,10 +36,6 @@ import (
 const (
 	// maxConnections bounds those of all hubs, and maxStreams the requests at a time on each.
 	maxConnections, maxStreams = 1024, 8
-	// maxAtOnce bounds the requests of all hubs at a time.
-	maxAtOnce = 512
-	// maxBodies bounds the bytes of the bodies of all requests at a time. A hub has one request at a time.
-	maxBodies = 64 << 20
 	// requestTime bounds how long a request may take to arrive, and responseTime until its answer is sent.
 	requestTime, responseTime = 30 * time.Second, time.Minute
 	// dialTimeout bounds a connection to etcd.
@@ -76,7 +72,7 @@ func Write(ctx context.Context, o WriteOptions) error {
 	defer etcd.Close()
 	w := writer.New(writer.NewEtcd(etcd), func() ([]string, error) { return readNodes(o.NodesFile) }, writer.DefaultLimits, o.Log)
 	port := &bounded.Port{
-		Name: "uploads", Address: o.Listen, Handler: bounded.AtOnce("uploads", maxAtOnce, bounded.Bodies("uploads", maxBodies, w.Handler())), Connections: maxConnections, NoOwnProbes: true, Streams: maxStreams,
+		Name: "uploads", Address: o.Listen, Handler: w.Handler(), Connections: maxConnections, NoOwnProbes: true, Streams: maxStreams,
 		RequestTime: requestTime, ResponseTime: responseTime, Log: o.Log,
 		// Files are read at each handshake: nobody has to notice that one was replaced.
 		TLS: &tls.Config{MinVersion: tls.VersionTLS13, GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return o.tls() }},

@@ -108,8 +108,8 @@ func (s *Set) Beat(name, digest string, now time.Time) (isKnown bool) {
 }
 
 // Inventory compares what a node has with what is stored: missing is what it is to upload, in order, and
-// remove what is to be removed of it. An object that only pods of this node name is removed if the
-// inventory does not have it. Items that the node may not upload are not missing.
+// remove what is to be removed of what it has uploaded. Its Node and its Lease stay: a hub that was started
+// again without the cloud may not know them. Items that the node may not upload are not missing.
 func (s *Set) Inventory(name string, inventory *governance.Inventory, now time.Time) (missing, remove []governance.Ref, err error) {
 	if len(inventory.Items) > governance.MaxItems {
 		return nil, nil, refuse(Full, "items: more than %d", governance.MaxItems)

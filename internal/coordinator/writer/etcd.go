@@ -53,8 +53,8 @@ type stored struct {
 
 func recordKey(ref governance.Ref) string { return recordPrefix + ref.String() }
 
-// Load implements Storage. From then on no other writer can change anything, and nothing that this one has sent before. A record that cannot be read is
-// left out: the next upload of its object replaces it.
+// Load implements Storage. From then on no other writer can change anything, nor can what this one has sent before.
+// A record that cannot be read is left out: the next upload of its object replaces it.
 func (e *Etcd) Load(ctx context.Context) (map[governance.Ref]records.Record, error) {
 	e.holder = rand.Text()
 	if _, err := e.client.Put(ctx, holderKey, e.holder); err != nil {

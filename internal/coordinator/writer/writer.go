@@ -25,7 +25,6 @@ import (
 	"github.com/atoll-k8s/atoll/internal/coordinator/object"
 	"github.com/atoll-k8s/atoll/internal/coordinator/records"
 	"github.com/atoll-k8s/atoll/internal/governance"
-	"github.com/atoll-k8s/atoll/internal/machinery/bounded"
 )
 
 const (
@@ -58,7 +57,8 @@ type Writer struct {
 	log     logr.Logger
 	now     func() time.Time
 
-	// busy has the nodes with a request in progress. A hub has one at a time.
+	// busy has the nodes with a request in progress. A hub has one at a time; so the memory of bodies is bounded by the
+	// size of the pool.
 	busy sync.Map
 	// pool are the names of the pool's nodes; nil before they were read.
 	pool atomic.Pointer[sets.Set[string]]
@@ -173,9 +173,6 @@ func (w *Writer) Handler() http.Handler {
 // malformed is the error of a request that cannot be read.
 type malformed struct{ error }
 
-// Unwrap returns the reason.
-func (m malformed) Unwrap() error { return m.error }
-
 // ofNode returns the handler of requests of the pool's nodes. answer is sent in JSON.
 func ofNode[T any](w *Writer, do func(node string, r *http.Request) (answer T, err error)) http.HandlerFunc {
 	return func(rw http.ResponseWriter, r *http.Request) {
@@ -196,7 +193,7 @@ func ofNode[T any](w *Writer, do func(node string, r *http.Request) (answer T, e
 			switch {
 			case errors.As(err, &refusal):
 				code = map[records.Reason]int{records.Forbidden: http.StatusForbidden, records.Stale: http.StatusConflict, records.Full: http.StatusInsufficientStorage, records.Malformed: http.StatusUnprocessableEntity}[refusal.Reason]
-			case errors.As(err, &malformed{}) && !errors.Is(err, bounded.ErrBusy):
+			case errors.As(err, &malformed{}):
 				code = http.StatusUnprocessableEntity
 			}
 			w.log.V(2).Info("A request is refused", "path", r.URL.Path, "code", code, "reason", err.Error())

@@ -19,7 +19,6 @@ import (
 
 	"github.com/atoll-k8s/atoll/internal/coordinator/records"
 	"github.com/atoll-k8s/atoll/internal/governance"
-	"github.com/atoll-k8s/atoll/internal/machinery/bounded"
 )
 
 // memory is a storage that fails as it is told.
@@ -238,15 +237,14 @@ func TestUploadsAreSafeSideBySide(t *testing.T) {
 	}
 }
 
-// TestABusyWriterRefusesForNowOnly: a hub tries again what is answered with 503.
-func TestABusyWriterRefusesForNowOnly(t *testing.T) {
+// TestANodeHasOneRequestAtATime: another one is refused before its body is read, and may be sent again.
+func TestANodeHasOneRequestAtATime(t *testing.T) {
 	r := newRig(t)
-	request := httptest.NewRequestWithContext(t.Context(), "PUT", webPath, strings.NewReader(pod("web", "a", 1)))
-	cert := &x509.Certificate{Subject: pkix.Name{CommonName: "system:node:a", Organization: []string{"system:nodes"}}, NotAfter: time.Now().Add(time.Hour)}
-	request.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{cert}, VerifiedChains: [][]*x509.Certificate{{cert}}}
-	w := httptest.NewRecorder()
-	bounded.Bodies("uploads", 10, r.Handler()).ServeHTTP(w, request)
-	if w.Code != 503 {
-		t.Errorf("the answer is %d %s", w.Code, w.Body)
+	r.busy.Store("a", true)
+	if code, answer := r.send("system:node:a", "PUT", webPath, pod("web", "a", 1)); code != 503 {
+		t.Errorf("the answer is %d %s", code, answer)
+	}
+	if code, answer := r.send("system:node:b", "PUT", webPath, pod("web", "b", 1)); code != 200 {
+		t.Errorf("another node is answered with %d %s", code, answer)
 	}
 }

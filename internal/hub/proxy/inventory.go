@@ -150,19 +150,7 @@ func (i *Inventory) Body(ref governance.Ref) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if h.List == nil {
-		return view.Get(document)
-	}
-	list, err := h.list()
-	if err != nil {
-		return nil, err
-	}
-	item, err := view.Get(id(&wire.Meta{Namespace: ref.Namespace, Name: ref.Name}))
-	if err != nil {
-		return nil, err
-	}
-	apiVersion, kind := list.ItemKind()
-	return list.Format.ObjectOf(item, apiVersion, kind)
+	return h.objectIn(view, ref.Namespace, ref.Name)
 }
 
 // ownLease returns the node's Lease as the cloud has it since the node's last write, if the hub has seen that.

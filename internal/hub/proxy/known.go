@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/journal"
 	"github.com/atoll-k8s/atoll/internal/hub/request"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
@@ -60,27 +61,32 @@ func (p *Proxy) keptObject(key string, c *call, o *ownWrite) (typed, error) {
 	if err != nil {
 		return nil, err
 	}
+	body, err := h.objectIn(view, c.what.Namespace, c.what.Name)
+	if err != nil {
+		return nil, err
+	}
+	return decode(h.ContentType, body, o.gvk)
+}
+
+// objectIn returns an object that a state has, alone or in a list, with its apiVersion and kind.
+func (h *head) objectIn(view *cache.View, namespace, name string) ([]byte, error) {
 	if h.List == nil {
 		body, err := view.Get(document)
 		if err != nil || h.Code != http.StatusOK {
 			return nil, errors.Join(err, errUnknown)
 		}
-		return decode(h.ContentType, body, o.gvk)
+		return body, nil
 	}
 	list, err := h.list()
 	if err != nil {
 		return nil, err
 	}
-	item, err := view.Get(id(&wire.Meta{Namespace: c.what.Namespace, Name: c.what.Name}))
+	item, err := view.Get(id(&wire.Meta{Namespace: namespace, Name: name}))
 	if err != nil {
 		return nil, err
 	}
 	apiVersion, kind := list.ItemKind()
-	body, err := list.Format.ObjectOf(item, apiVersion, kind)
-	if err != nil {
-		return nil, err
-	}
-	return decode(h.ContentType, body, o.gvk)
+	return list.Format.ObjectOf(item, apiVersion, kind)
 }
 
 // remembered returns a Lease or an event as the node wrote it last.
