@@ -126,7 +126,10 @@ func (r *offRig) testStart() {
 	}
 	r.service = service.Spec.ClusterIP
 	r.answers("before", pod.Status.PodIP)
-	r.serviceAnswers("before") // the cloud tells of endpoints some time after their pods are ready
+	// The cloud tells of each Service's endpoints some time after their pods are ready: what it has
+	// not told before the cut, the node cannot know.
+	r.serviceAnswers("before")
+	r.nameHas("before", pod.Status.PodIP, r.podOn(edge[1]).Status.PodIP)
 }
 
 // podOn returns the pod of the DaemonSet that is on a node.
@@ -282,11 +285,18 @@ func (r *offRig) testPowerOff() {
 			r.Fatalf("the Service has an endpoint that does not answer: %v %s", err, out)
 		}
 	}
-	other := r.podOn(edge[1]).Status.PodIP
-	r.eventually("the name of the Service has the new address", func() error {
+	r.nameHas("after a loss of power,", now, r.podOn(edge[1]).Status.PodIP)
+}
+
+// nameHas waits until the DNS server of edge-0 answers the name of the headless Service with these
+// addresses.
+func (r *offRig) nameHas(when string, addresses ...string) {
+	r.Helper()
+	slices.Sort(addresses)
+	r.eventually(when+" the name of the Service has the addresses of its pods", func() error {
 		out, err := r.lookup(edge[0], "hosts.default.svc.cluster.local.")
-		if err == nil && !slices.Equal(out, slices.Sorted(slices.Values([]string{now, other}))) {
-			err = fmt.Errorf("it has %v, want %s and %s", out, now, other)
+		if err == nil && !slices.Equal(out, addresses) {
+			err = fmt.Errorf("it has %v, want %v", out, addresses)
 		}
 		return err
 	})
