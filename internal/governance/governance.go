@@ -23,8 +23,22 @@ import (
 )
 
 const (
+	// Namespace is that of all coordinators, and of the Secrets with their certificates.
+	Namespace = "atoll-pools"
 	// ServerName is the name in the certificate of each coordinator. Its CA tells which pool it is of.
-	ServerName = "coordinator.atoll-pools.svc"
+	ServerName = "coordinator." + Namespace + ".svc"
+	// PeopleGroup is the organization of people's certificates: they may read, and use log, exec, attach and
+	// port-forward. Document 002 names it.
+	PeopleGroup = "openyurt:coordinators"
+	// APIServerGroup is the organization of the certificate with which the API server of a coordinator asks the
+	// hubs' pool ports.
+	APIServerGroup = "atoll:pool-apiservers"
+	// HubSigner is the signer of the serving certificates of the hubs' pool ports. They are signed by the CA of the
+	// pool.
+	HubSigner = "atoll.dev/hub-serving"
+	// APIPort is the port of the API server of a coordinator, WriterPort that for uploads, and HubPort that of a hub
+	// for the coordinator.
+	APIPort, WriterPort, HubPort = 10270, 10271, 10262
 	// BeatEvery is the time between two beats of a hub.
 	BeatEvery = 2 * time.Second
 	// SilentAfter is how long a node that has sent no beat keeps its objects from other nodes.
@@ -42,6 +56,10 @@ const (
 	// ObjectsPath begins the paths to which objects are sent, by PUT.
 	ObjectsPath = "/v1/objects/"
 )
+
+// CASecret returns the name of the Secret with the CA of a pool: ca.crt, whose first certificate is the one that
+// signs, and the others are trusted as long as they are valid, and ca.key.
+func CASecret(pool string) string { return "ca-" + pool }
 
 // Kind is a kind of objects that hubs upload.
 type Kind struct {
