@@ -117,7 +117,7 @@ build: ## Build the programs into bin/.
 	go build -trimpath -o bin/ ./cmd/...
 
 .PHONY: image
-image: ## Build the image of atoll-manager and atoll-hub into a tar file in dist/: IMAGE is its name; ARGS=-push pushes it instead.
+image: ## Build the image of atoll-manager, atoll-hub and atoll-coordinator into a tar file in dist/: IMAGE is its name; ARGS=-push pushes it instead.
 	@cd hack/chart && go run ./cmd/image -source $(CURDIR) -image '$(IMAGE)' $(ARGS)
 
 .PHONY: manifest

@@ -61,12 +61,17 @@ func NewRelease(ctx context.Context, c *devcluster.Cluster, source string, log i
 	if err != nil {
 		return nil, err
 	}
-	hub, err := hubAt(ctx, source, log)
-	if err != nil {
-		return nil, err
+	beside := map[string]string{}
+	for _, name := range []string{Hub, Coordinator} {
+		if _, err := os.Stat(filepath.Join(source, "cmd", name)); errors.Is(err, fs.ErrNotExist) {
+			continue // an earlier commit
+		}
+		if beside[name], err = build(ctx, source, name, log); err != nil {
+			return nil, err
+		}
 	}
 	spec := images.Manager{
-		Program: binary, Hub: hub, License: filepath.Join(source, "LICENSE"), Architecture: runtime.GOARCH, Version: r.chart.AppVersion(),
+		Program: binary, Beside: beside, License: filepath.Join(source, "LICENSE"), Architecture: runtime.GOARCH, Version: r.chart.AppVersion(),
 	}.Spec()
 	spec.Fast = true
 	image, err := images.New(spec)
@@ -104,14 +109,6 @@ func NewRelease(ctx context.Context, c *devcluster.Cluster, source string, log i
 		return nil, fmt.Errorf("preparing Helm: %w", err)
 	}
 	return r, nil
-}
-
-// hubAt builds atoll-hub from a source. It returns "" if the source has none.
-func hubAt(ctx context.Context, source string, log io.Writer) (string, error) {
-	if _, err := os.Stat(filepath.Join(source, "cmd", Hub)); errors.Is(err, fs.ErrNotExist) {
-		return "", nil
-	}
-	return build(ctx, source, Hub, log)
 }
 
 // Install installs the release, and returns when its pods are ready.

@@ -103,7 +103,7 @@ func TestImagesOfTheSameProgramsAreEqual(t *testing.T) {
 func TestTheManagersImage(t *testing.T) {
 	made := time.Date(2026, 1, 2, 3, 4, 5, 0, time.FixedZone("", 3600))
 	image := build(t, Manager{
-		Program: program(t, "program"), Hub: program(t, "hub"), License: program(t, "licence"), Architecture: "amd64",
+		Program: program(t, "program"), Beside: map[string]string{"atoll-hub": program(t, "hub")}, License: program(t, "licence"), Architecture: "amd64",
 		Version: "1.2.3", Revision: "0123abcd", Created: made,
 	}.Spec())
 	config, err := image.ConfigFile()

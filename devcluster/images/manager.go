@@ -5,9 +5,10 @@ import "time"
 // Manager is what the image of atoll-manager is made from: that of users, and that of the
 // devcluster.
 type Manager struct {
-	// Program, Hub and License are files of this machine: atoll-manager, atoll-hub and the licence. Hub is
-	// "" for an image that no node runs atoll-hub from.
-	Program, Hub, License string
+	// Program and License are files of this machine: atoll-manager and the licence.
+	Program, License string
+	// Beside are the other programs of the image: files of this machine by their names, such as atoll-hub.
+	Beside map[string]string
 	// Architecture is the GOARCH of the program.
 	Architecture string
 	// Version is that of the chart. Revision is the commit of the source, "" if unknown.
@@ -20,8 +21,8 @@ type Manager struct {
 func (m Manager) Spec() Spec {
 	const program = "/atoll-manager"
 	programs := map[string]string{program: m.Program}
-	if m.Hub != "" {
-		programs["/atoll-hub"] = m.Hub
+	for name, file := range m.Beside {
+		programs["/"+name] = file
 	}
 	return Spec{
 		Programs:     programs,
@@ -30,7 +31,7 @@ func (m Manager) Spec() Spec {
 		Architecture: m.Architecture,
 		Labels: map[string]string{
 			"org.opencontainers.image.title":       "atoll-manager",
-			"org.opencontainers.image.description": "Controllers, admission webhooks, scheduler extender and hub of Atoll",
+			"org.opencontainers.image.description": "Controllers, admission webhooks, scheduler extender, hub and coordinator of Atoll",
 			"org.opencontainers.image.source":      "https://github.com/atoll-k8s/atoll",
 			"org.opencontainers.image.licenses":    "Apache-2.0",
 			"org.opencontainers.image.version":     m.Version,

@@ -15,7 +15,10 @@ func TestNodesMayReadPools(t *testing.T) {
 		want   []string
 	}{
 		"by default":        {nil, nil},
-		"with hubs":         {map[string]any{"hub": hub}, []string{"get nodepools of apps.openyurt.io", "list nodepools of apps.openyurt.io", "watch nodepools of apps.openyurt.io"}},
+		"with hubs":         {map[string]any{"hub": hub}, []string{
+			"get nodepools of apps.openyurt.io", "get yurtcoordinators of apps.openyurt.io", "list nodepools of apps.openyurt.io", "list yurtcoordinators of apps.openyurt.io",
+			"watch nodepools of apps.openyurt.io", "watch yurtcoordinators of apps.openyurt.io",
+		}},
 		"hubs and no pools": {map[string]any{"hub": hub, "pools": map[string]any{"enabled": false}}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {

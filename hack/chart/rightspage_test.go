@@ -53,6 +53,7 @@ func lists(t *testing.T) string {
 		values map[string]any
 	}{
 		{"pools.enabled=false", map[string]any{"pools": map[string]any{"enabled": false}}},
+		{"coordinator.enabled=true", map[string]any{"coordinator": map[string]any{"enabled": true}}},
 		{"capacity.preset=None", map[string]any{"capacity": map[string]any{"preset": "None"}}},
 		{"scheduler.mode=Isolated", isolated()},
 		{"gangs.enabled=true", gangs(nil)},
@@ -112,8 +113,9 @@ func rightsOf(t *testing.T, account string, values map[string]any) map[right]map
 				add("everywhere", role.Rules)
 			}
 		case *rbacv1.RoleBinding:
-			if role, ours := got["Role/"+b.RoleRef.Name].(*rbacv1.Role); ours && binds(b.Subjects, account) {
-				add("in `atoll-system`", role.Rules)
+			key := strings.Replace(keyOf(t, b), "RoleBinding/", "Role/", 1) // a role has the name of its binding
+			if role, ours := got[key].(*rbacv1.Role); ours && binds(b.Subjects, account) {
+				add("in `"+strings.Replace(b.Namespace, namespace, "atoll-system", 1)+"`", role.Rules)
 			}
 		}
 	}

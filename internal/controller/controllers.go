@@ -11,6 +11,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/controller/capacity"
+	"github.com/atoll-k8s/atoll/internal/controller/coordinator"
 	"github.com/atoll-k8s/atoll/internal/controller/nodegroup"
 	"github.com/atoll-k8s/atoll/internal/controller/nodepool"
 	"github.com/atoll-k8s/atoll/internal/controller/overridepolicy"
@@ -48,6 +49,9 @@ type Deps struct {
 	Gangs *podgroup.Reconciler
 	// Evictor bounds the evictions of all controllers together.
 	Evictor *eviction.Evictor
+	// Coordinators: YurtCoordinators are reconciled, and their pods have CoordinatorImages.
+	Coordinators      bool
+	CoordinatorImages coordinator.Images
 }
 
 // Setup registers every controller with the manager. It must run before Walker and Ledger
@@ -80,6 +84,11 @@ func Setup(mgr ctrl.Manager, d Deps) error {
 		}).SetupWithManager
 		setups["uniteddeployment"] = (&uniteddeployment.Reconciler{
 			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Recorder: events, Clock: clock.RealClock{}, Evictor: d.Evictor,
+		}).SetupWithManager
+	}
+	if d.Coordinators {
+		setups["coordinator"] = (&coordinator.Reconciler{
+			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Versions: d.Pods.Discovery(), Recorder: events, Clock: clock.RealClock{}, Images: d.CoordinatorImages,
 		}).SetupWithManager
 	}
 	if d.Gangs != nil {

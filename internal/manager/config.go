@@ -20,6 +20,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
+	"github.com/atoll-k8s/atoll/internal/controller/coordinator"
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 	"github.com/atoll-k8s/atoll/internal/policies"
 )
@@ -97,6 +98,10 @@ type Config struct {
 	// the name of the pods' controller. A PodGroup then belongs to that controller or to
 	// the pod, never to an owner above.
 	GangMultiScheduler bool
+	// Coordinators turns the controller of YurtCoordinators on. It needs Pools.
+	Coordinators bool
+	// CoordinatorImages are those of the pods of coordinators.
+	CoordinatorImages coordinator.Images
 	// Pools turns the controllers of NodePools and UnitedDeployments on. If it is false
 	// their CustomResourceDefinitions may be missing, or another program may reconcile
 	// them.
@@ -143,6 +148,10 @@ func (c *Config) AddFlags(fs *flag.FlagSet) {
 	fs.Func("gangs-schedulers", "comma-separated schedulers whose pods get PodGroups (default: volcano)", list(&c.GangSchedulers))
 	fs.StringVar(&c.GangConfig, "gangs-config", DefaultGangConfig, "namespace/name of the ConfigMap with the rules for PodGroups, under the key volcano-controller.conf")
 	fs.BoolVar(&c.GangMultiScheduler, "gangs-multi-scheduler", false, "several gang schedulers divide pods among themselves by the name of the pods' controller (MULTI_SCHEDULER_ENABLE), so no owner above the controller gets the PodGroup")
+	fs.BoolVar(&c.Coordinators, "coordinators", false, "deploy a coordinator for each YurtCoordinator; it needs --pools")
+	fs.StringVar(&c.CoordinatorImages.Own, "coordinator-image", "atoll-k8s/atoll-manager", "image of atoll-coordinator in the pods of coordinators: that of atoll-manager has it")
+	fs.StringVar(&c.CoordinatorImages.Etcd, "coordinator-etcd-image", "gcr.io/etcd-development/etcd:v3.6.16", "image of etcd in the pods of coordinators")
+	fs.StringVar(&c.CoordinatorImages.APIServer, "coordinator-apiserver-image", "registry.k8s.io/kube-apiserver", "image of kube-apiserver in the pods of coordinators, without a tag: spec.version is the tag")
 	fs.BoolVar(&c.Pools, "pools", true, "reconcile NodePools and UnitedDeployments; set it to false if another program, such as OpenYurt, does")
 }
 
@@ -177,6 +186,9 @@ func (c *Config) Validate() error {
 	}
 	if c.Filter != FilterNarrow && c.Filter != FilterWide {
 		return fmt.Errorf("--filter is %q: it must be %s or %s", c.Filter, FilterNarrow, FilterWide)
+	}
+	if c.Coordinators && !c.Pools {
+		return errors.New("--coordinators needs --pools: coordinators are of NodePools, and a UnitedDeployment deploys them")
 	}
 	if c.AdvertiseAddress == "" {
 		c.AdvertiseAddress = "127.0.0.1"

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/atoll-k8s/atoll/internal/controller/coordinator"
 )
 
 // parse parses a command line.
@@ -27,6 +29,7 @@ func TestFlags(t *testing.T) {
 	defaults := Config{
 		Namespace: "atoll-system", WebhookAddress: ":9443", ExtenderAddress: ":9444", HealthAddress: ":8081", MetricsAddress: ":8080",
 		LeaderElect: true, LeaseDuration: 15 * time.Second, EvictionsPerSecond: 1, Assignment: AssignmentPolicy, Filter: FilterNarrow, CapacityClasses: "cloudpilot", CapacityFallback: 5 * time.Minute, Pools: true, GangConfig: DefaultGangConfig,
+		CoordinatorImages: coordinator.Images{Own: "atoll-k8s/atoll-manager", Etcd: "gcr.io/etcd-development/etcd:v3.6.16", APIServer: "registry.k8s.io/kube-apiserver"},
 	}
 	changed := func(change func(*Config)) Config {
 		c := defaults

@@ -44,6 +44,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/controller"
 	"github.com/atoll-k8s/atoll/internal/controller/workloadkind"
 	"github.com/atoll-k8s/atoll/internal/extender"
+	"github.com/atoll-k8s/atoll/internal/governance"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/machinery/memory"
 	"github.com/atoll-k8s/atoll/internal/machinery/streamedlist"
@@ -140,7 +141,7 @@ func Run(ctx context.Context, config *rest.Config, c Config) error {
 		return err
 	}
 	defer stopProbes()
-	if err := awaitKinds(ctx, kindsFrom(p.client.Discovery()), ownKinds(c.Pools), ctrl.Log); err != nil {
+	if err := awaitKinds(ctx, kindsFrom(p.client.Discovery()), ownKinds(c.Pools, c.Coordinators), ctrl.Log); err != nil {
 		return err
 	}
 	if p.mgr, err = p.newManager(config); err != nil {
@@ -239,6 +240,8 @@ func (p *parts) newManager(config *rest.Config) (ctrl.Manager, error) {
 		&gm.PropagationPolicy{}:  {Transform: ofPropagations(p.budgets.propagations)},
 		&gm.OverridePolicy{}:     {Transform: ofOverrides(p.budgets.overrides)},
 		&apps.UnitedDeployment{}: {Transform: p.budgets.slimUnitedDeployment},
+		// Only the pods of coordinators are cached whole.
+		&corev1.Pod{}: {Namespaces: map[string]cache.Config{governance.Namespace: {}}},
 		// The manager has no permission for other ConfigMaps.
 		&corev1.ConfigMap{}: {
 			Namespaces: map[string]cache.Config{c.Namespace: {}},
@@ -299,6 +302,7 @@ func slimNode(obj any) (any, error) {
 		node.Status = corev1.NodeStatus{
 			Allocatable: withoutZeros(node.Status.Allocatable),
 			Conditions:  readyCondition(node.Status.Conditions),
+			Addresses:   internalAddresses(node.Status.Addresses),
 		}
 	}
 	return obj, nil
@@ -311,6 +315,16 @@ func withoutZeros(all corev1.ResourceList) corev1.ResourceList {
 	for key, q := range all {
 		if !q.IsZero() {
 			some[key] = q
+		}
+	}
+	return some
+}
+
+// internalAddresses returns the addresses at which others in the cluster reach a node.
+func internalAddresses(all []corev1.NodeAddress) (some []corev1.NodeAddress) {
+	for _, a := range all {
+		if a.Type == corev1.NodeInternalIP {
+			some = append(some, a)
 		}
 	}
 	return some
@@ -384,7 +398,7 @@ func (replicaRunnable) NeedLeaderElection() bool { return false }
 func (p *parts) addControllers(context.Context) error {
 	return controller.Setup(p.mgr, controller.Deps{
 		Gangs:     p.gangs.reconciler(),
-		Namespace: p.config.Namespace, Pools: p.config.Pools,
+		Namespace: p.config.Namespace, Pools: p.config.Pools, Coordinators: p.config.Coordinators, CoordinatorImages: p.config.CoordinatorImages,
 		Pods: p.client, Walker: p.walker, Ledger: p.ledger, Policies: p.policies, Synced: p.leading.Load,
 		SchedulerName: p.config.SchedulerName, Mark: corev1.ResourceName(p.config.MarkResource),
 		Evictor: &eviction.Evictor{

@@ -50,7 +50,7 @@ func (a *emptyAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.others = append(a.others, r.URL.Path)
 	case a.served:
 		list := &metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, GroupVersion: groupVersion}
-		for _, kind := range ownKinds(true) {
+		for _, kind := range ownKinds(true, true) {
 			list.APIResources = append(list.APIResources, metav1.APIResource{Kind: kind.Kind})
 		}
 		w.Header().Set("Content-Type", "application/json")

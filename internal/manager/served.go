@@ -38,12 +38,15 @@ func kindsFrom(client discovery.DiscoveryInterface) listKinds {
 }
 
 // ownKinds are the kinds without which the manager cannot start.
-func ownKinds(pools bool) []schema.GroupVersionKind {
+func ownKinds(pools, coordinators bool) []schema.GroupVersionKind {
 	kinds := []schema.GroupVersionKind{
 		gm.GroupVersion.WithKind("NodeGroup"), gm.GroupVersion.WithKind("PropagationPolicy"), gm.GroupVersion.WithKind("OverridePolicy"),
 	}
 	if pools {
 		kinds = append(kinds, apps.GroupVersion.WithKind("NodePool"), apps.GroupVersion.WithKind("UnitedDeployment"))
+	}
+	if coordinators {
+		kinds = append(kinds, apps.GroupVersion.WithKind("YurtCoordinator"))
 	}
 	return kinds
 }

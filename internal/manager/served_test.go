@@ -17,8 +17,8 @@ import (
 // TestTheManagerWaitsForItsKinds: the API server serves a kind some time after its definition is
 // installed, and may not answer in between. If it never does, the error names the kind.
 func TestTheManagerWaitsForItsKinds(t *testing.T) {
-	all := ownKinds(true)
-	if len(ownKinds(false)) >= len(all) {
+	all := ownKinds(true, true)
+	if len(ownKinds(false, false)) >= len(all) {
 		t.Error("without pools there are as many kinds")
 	}
 	synctest.Test(t, func(t *testing.T) {
@@ -72,14 +72,14 @@ func TestTheManagerWaitsForItsKinds(t *testing.T) {
 func TestTheManagerStartsWhileItsKindsAreBeingDeleted(t *testing.T) {
 	list := func(_ context.Context, groupVersion string) (*metav1.APIResourceList, error) {
 		list := &metav1.APIResourceList{GroupVersion: groupVersion}
-		for _, kind := range ownKinds(true) {
+		for _, kind := range ownKinds(true, true) {
 			// The verbs are those of apiextensions-apiserver for the condition Terminating.
 			list.APIResources = append(list.APIResources, metav1.APIResource{Kind: kind.Kind, Verbs: metav1.Verbs{"delete", "deletecollection", "get", "list", "watch"}})
 		}
 		return list, nil
 	}
 	synctest.Test(t, func(t *testing.T) {
-		if err := awaitKinds(t.Context(), list, ownKinds(true), logr.Discard()); err != nil {
+		if err := awaitKinds(t.Context(), list, ownKinds(true, true), logr.Discard()); err != nil {
 			t.Error(err)
 		}
 	})

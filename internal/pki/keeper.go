@@ -107,7 +107,7 @@ func (k *Keeper) ensure(ctx context.Context) error {
 	ca := certs.Pair{Cert: secret.Data[caField], Key: secret.Data[caKeyField]}
 	server := certs.Pair{Cert: secret.Data[corev1.TLSCertKey], Key: secret.Data[corev1.TLSPrivateKeyKey]}
 	leaf := certs.Leaf{CommonName: "atoll-manager", Names: k.Names}
-	if !certs.FreshCA(ca, now) || !certs.Fresh(server, firstOf(ca), leaf, now) {
+	if !certs.FreshCA(ca, now) || !certs.Fresh(server, certs.First(ca), leaf, now) {
 		if ca, server, err = renew(ca, leaf, now); err != nil {
 			return err
 		}
@@ -127,31 +127,13 @@ func (k *Keeper) ensure(ctx context.Context) error {
 	return k.use(ca, server, client)
 }
 
-// renew issues a server certificate, and a new CA if the old one is due. The bundle then
-// holds the certificate of the new CA, followed by that of the old CA while it is valid,
-// so that certificates that the old CA has signed stay trusted.
+// renew issues a server certificate, and a new CA if the old one is due.
 func renew(ca certs.Pair, leaf certs.Leaf, now time.Time) (newCA, server certs.Pair, err error) {
-	if !certs.FreshCA(ca, now) {
-		old := ca.Cert
-		if ca, err = certs.NewCA(now); err != nil {
-			return certs.Pair{}, certs.Pair{}, err
-		}
-		if cert, parseErr := certs.ParseCert(old); parseErr == nil && now.Before(cert.NotAfter) {
-			ca.Cert = append(bytes.TrimSpace(ca.Cert), append([]byte("\n"), firstOf(certs.Pair{Cert: old}).Cert...)...)
-		}
+	if ca, err = certs.KeepCA(ca, certs.CALifetime, now); err != nil {
+		return certs.Pair{}, certs.Pair{}, err
 	}
 	server, err = certs.Issue(ca, leaf, now)
 	return ca, server, err
-}
-
-// firstOf returns the pair with only the first certificate of its bundle, which is the
-// one that the key belongs to.
-func firstOf(p certs.Pair) certs.Pair {
-	const end = "-----END CERTIFICATE-----"
-	if i := bytes.Index(p.Cert, []byte(end)); i >= 0 {
-		p.Cert = append(bytes.Clone(p.Cert[:i+len(end)]), '\n')
-	}
-	return p
 }
 
 // ensureClient returns the client certificate of the extender, renewed if it is due or if
@@ -167,7 +149,7 @@ func (k *Keeper) ensureClient(ctx context.Context, ca certs.Pair, now time.Time)
 	}
 	client := certs.Pair{Cert: secret.Data[corev1.TLSCertKey], Key: secret.Data[corev1.TLSPrivateKeyKey]}
 	leaf := certs.Leaf{CommonName: ClientName}
-	if certs.Fresh(client, firstOf(ca), leaf, now) && bytes.Equal(secret.Data[caField], ca.Cert) {
+	if certs.Fresh(client, certs.First(ca), leaf, now) && bytes.Equal(secret.Data[caField], ca.Cert) {
 		return client, nil
 	}
 	if client, err = certs.Issue(ca, leaf, now); err != nil {

@@ -190,7 +190,7 @@ func TestRenewal(t *testing.T) {
 			if changed := !bytes.Equal(before.Data[caKeyField], after.Data[caKeyField]); changed != tc.newCA {
 				t.Errorf("the CA changed: %t, want %t", changed, tc.newCA)
 			}
-			ca := firstOf(certs.Pair{Cert: after.Data[caField], Key: after.Data[caKeyField]})
+			ca := certs.First(certs.Pair{Cert: after.Data[caField], Key: after.Data[caKeyField]})
 			if !certs.Fresh(pairOf(after), ca, certs.Leaf{CommonName: "atoll-manager", Names: r.Names}, r.clock.Now()) {
 				t.Error("the server certificate is not fresh")
 			}

@@ -20,6 +20,7 @@ var (
 var kinds = []runtime.Object{
 	&NodePool{}, &NodePoolList{},
 	&UnitedDeployment{}, &UnitedDeploymentList{},
+	&YurtCoordinator{}, &YurtCoordinatorList{},
 }
 
 func addKnownTypes(scheme *runtime.Scheme) error {

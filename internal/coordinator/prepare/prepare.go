@@ -22,6 +22,8 @@ const (
 	ClientCAs = "clients.crt"
 	// Kubeconfig is that of the writer, as readonly.User.
 	Kubeconfig = "kubeconfig"
+	// Authentication lets probes ask for the health of the API server, and nobody else without a certificate.
+	Authentication = "authentication.yaml"
 	// ServiceAccountCert has the public key of tokens, without which no API server starts.
 	ServiceAccountCert = "service-account.crt"
 	// ServiceAccountKey has the private one. No token is ever signed with it.
@@ -30,6 +32,12 @@ const (
 
 // mastersGroup may do everything in an API server that its admission allows.
 const mastersGroup = "system:masters"
+
+// authentication is the AuthenticationConfiguration of the API server.
+const authentication = `apiVersion: apiserver.config.k8s.io/v1
+kind: AuthenticationConfiguration
+anonymous: {enabled: true, conditions: [{path: /livez}, {path: /readyz}]}
+`
 
 // Options tell what the files are for.
 type Options struct {
@@ -76,6 +84,7 @@ func Write(o Options, now time.Time) error {
 	}
 	for name, content := range map[string][]byte{
 		ClientCAs: bytes.Join([][]byte{bytes.TrimSpace(trusted), ca.Cert}, []byte("\n")), Kubeconfig: kubeconfig,
+		Authentication:     []byte(authentication),
 		ServiceAccountCert: tokens.Cert, ServiceAccountKey: tokens.Key,
 	} {
 		if err := os.WriteFile(filepath.Join(o.Directory, name), content, 0o600); err != nil {

@@ -5,6 +5,7 @@
 package certs
 
 import (
+	"bytes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -62,6 +63,32 @@ func NewCA(now time.Time) (Pair, error) {
 	return NewCAFor(nil, Period{now.Add(-backdate), now.Add(CALifetime)})
 }
 
+// KeepCA returns a CA that can sign: the given one in the first two thirds of its lifetime, else a new one that is
+// valid for lifetime. The new one is a bundle: the certificate of the old CA stays behind it as long as that is valid,
+// so that what the old one has signed stays trusted.
+func KeepCA(ca Pair, lifetime time.Duration, now time.Time) (Pair, error) {
+	if FreshCA(ca, now) {
+		return ca, nil
+	}
+	fresh, err := NewCAFor(nil, Period{now.Add(-backdate), now.Add(lifetime)})
+	if err != nil {
+		return Pair{}, err
+	}
+	if cert, err := ParseCert(ca.Cert); err == nil && now.Before(cert.NotAfter) {
+		fresh.Cert = append(bytes.TrimSpace(fresh.Cert), append([]byte("\n"), First(ca).Cert...)...)
+	}
+	return fresh, nil
+}
+
+// First returns the pair with only the first certificate of its bundle, which is the one that the key belongs to.
+func First(p Pair) Pair {
+	const end = "-----END CERTIFICATE-----"
+	if i := bytes.Index(p.Cert, []byte(end)); i >= 0 {
+		p.Cert = append(bytes.Clone(p.Cert[:i+len(end)]), '\n')
+	}
+	return p
+}
+
 // NewCAFor creates a CA that is valid for a period. key is its key in PEM, or nil for a new one. Who
 // trusts another CA of NewCA or NewCAFor with this key trusts what this one signs.
 func NewCAFor(key []byte, period Period) (Pair, error) {
@@ -85,9 +112,26 @@ func NewCAFor(key []byte, period Period) (Pair, error) {
 
 // Issue creates a key and a certificate that the CA signs, valid from now on.
 func Issue(ca Pair, leaf Leaf, now time.Time) (Pair, error) {
+	return IssueFor(ca, leaf, periodOf(leaf, now))
+}
+
+func periodOf(leaf Leaf, now time.Time) Period {
 	period := Period{now.Add(-backdate), now.Add(ClientLifetime)}
 	if len(leaf.Names) > 0 {
 		period.To = now.Add(ServerLifetime)
+	}
+	return period
+}
+
+// IssueUnder is Issue for a certificate that does not outlive its CA.
+func IssueUnder(ca Pair, leaf Leaf, now time.Time) (Pair, error) {
+	cert, err := ParseCert(ca.Cert)
+	if err != nil {
+		return Pair{}, fmt.Errorf("reading the CA: %w", err)
+	}
+	period := periodOf(leaf, now)
+	if cert.NotAfter.Before(period.To) {
+		period.To = cert.NotAfter
 	}
 	return IssueFor(ca, leaf, period)
 }

@@ -17,7 +17,10 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/images"
 )
 
-// build builds atoll-manager and atoll-hub for each architecture, and an image of both.
+// beside are the programs of the image beside atoll-manager.
+var beside = []string{"atoll-hub", "atoll-coordinator"}
+
+// build builds the programs for each architecture, and an image of them.
 func build(ctx context.Context, source string, architectures []string, log io.Writer) ([]v1.Image, error) {
 	version, err := appVersion(source)
 	if err != nil {
@@ -34,15 +37,19 @@ func build(ctx context.Context, source string, architectures []string, log io.Wr
 	defer os.RemoveAll(dir)
 	var out []v1.Image
 	for _, architecture := range architectures {
-		fmt.Fprintf(log, "building atoll-manager and atoll-hub for linux/%s\n", architecture)
+		fmt.Fprintf(log, "building atoll-manager, atoll-hub and atoll-coordinator for linux/%s\n", architecture)
 		program := func(name string) string { return filepath.Join(dir, name+"-"+architecture) }
-		for _, name := range []string{"atoll-manager", "atoll-hub"} {
+		others := map[string]string{}
+		for _, name := range beside {
+			others[name] = program(name)
+		}
+		for _, name := range append([]string{"atoll-manager"}, beside...) {
 			if err := buildStatic(ctx, source, name, architecture, program(name)); err != nil {
 				return nil, err
 			}
 		}
 		image, err := images.New(images.Manager{
-			Program: program("atoll-manager"), Hub: program("atoll-hub"), License: filepath.Join(source, "LICENSE"), Architecture: architecture,
+			Program: program("atoll-manager"), Beside: others, License: filepath.Join(source, "LICENSE"), Architecture: architecture,
 			Version: version, Revision: commit.revision, Created: commit.time,
 		}.Spec())
 		if err != nil {

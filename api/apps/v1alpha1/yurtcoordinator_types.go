@@ -1,0 +1,152 @@
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// YurtCoordinator runs a coordinator in a NodePool: an API server in which people see the
+// nodes and pods of the pool while the cloud cannot be reached.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:scope=Cluster,shortName=yc,categories=all
+// +kubebuilder:selectablefield:JSONPath=`.spec.nodePool`
+// +kubebuilder:printcolumn:name="NodePool",type=string,JSONPath=`.spec.nodePool`,description="The pool that it is for."
+// +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.status.nodeName`,description="The node on which it runs."
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`,description="Whether people can use it."
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,description="Why it is Ready or not."
+// +kubebuilder:printcolumn:name="Version",type=string,JSONPath=`.status.version`,priority=1,description="The version of its API server."
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type YurtCoordinator struct {
+	metav1.TypeMeta `json:",inline"`
+
+	// metadata is standard object metadata.
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// spec says for which pool the coordinator is.
+	// +required
+	Spec YurtCoordinatorSpec `json:"spec"`
+
+	// status is the most recently observed state of the coordinator. Written by
+	// atoll-manager.
+	// +optional
+	Status YurtCoordinatorStatus `json:"status,omitempty"`
+}
+
+// YurtCoordinatorSpec is the desired state of a YurtCoordinator.
+type YurtCoordinatorSpec struct {
+	// version is the Kubernetes version of the coordinator's API server, such as
+	// v1.36.3. Its minor version must be that of the cluster, or the one before or after.
+	// Unset: the version of the cluster.
+	// +optional
+	// +kubebuilder:validation:MinLength=5
+	// +kubebuilder:validation:MaxLength=32
+	// +kubebuilder:validation:XValidation:rule="self.matches('^v?[0-9]{1,3}[.][0-9]{1,4}[.][0-9]{1,4}$')",message="must be a version of Kubernetes, such as v1.36.3"
+	Version string `json:"version,omitempty"`
+
+	// nodePool is the name of the NodePool. It cannot change.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",message="must be the name of a NodePool: lower case letters, digits and -"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="cannot change: make another YurtCoordinator for the other pool"
+	NodePool string `json:"nodePool"`
+}
+
+// YurtCoordinatorStatus is the most recently observed state of a YurtCoordinator.
+type YurtCoordinatorStatus struct {
+	// observedGeneration is the metadata.generation that this status was computed for.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+
+	// nodeName is the node on which the coordinator runs.
+	// +optional
+	NodeName string `json:"nodeName,omitempty"`
+
+	// version is the version of the coordinator's API server.
+	// +optional
+	Version string `json:"version,omitempty"`
+
+	// conditions has Pending, CertsReady and Ready.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+
+	// delegatedNodes are nodes of the pool that are disconnected from the cloud, and
+	// whose heartbeats other nodes forward. Not written yet.
+	// +optional
+	// +listType=atomic
+	DelegatedNodes []string `json:"delegatedNodes,omitempty"`
+
+	// outsidePoolNodes are nodes of the pool that cannot reach the coordinator. Not
+	// written yet.
+	// +optional
+	// +listType=atomic
+	OutsidePoolNodes []string `json:"outsidePoolNodes,omitempty"`
+
+	// addresses are the IP addresses at which hubs look for the coordinator: that of
+	// its node first, then those of the other nodes of the pool. A hub that is cut off
+	// finds a coordinator that has moved by them.
+	// +optional
+	// +listType=atomic
+	Addresses []string `json:"addresses,omitempty"`
+
+	// caBundle has the CAs of the pool, in PEM. The first one signs.
+	// +optional
+	CABundle []byte `json:"caBundle,omitempty"`
+
+	// kubeconfigSecret is the name of the Secret with people's kubeconfig, in the
+	// namespace atoll-pools.
+	// +optional
+	KubeconfigSecret string `json:"kubeconfigSecret,omitempty"`
+}
+
+// YurtCoordinatorList is a list of YurtCoordinators.
+//
+// +kubebuilder:object:root=true
+type YurtCoordinatorList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []YurtCoordinator `json:"items"`
+}
+
+// Condition types of a YurtCoordinator, as document 002 names them. Its Ready is
+// ConditionReady.
+const (
+	// ConditionPending: the coordinator is not deployed, and the reason says why.
+	ConditionPending = "Pending"
+	// ConditionCertsReady: the certificates of the coordinator are there, for the node on
+	// which it runs.
+	ConditionCertsReady = "CertsReady"
+)
+
+// Reasons of conditions of a YurtCoordinator.
+const (
+	// ReasonDeployed: nothing prevents the coordinator.
+	ReasonDeployed = "Deployed"
+	// ReasonFewNodes: the pool has fewer than three nodes. A coordinator that is deployed
+	// stays when its pool shrinks.
+	ReasonFewNodes = "FewNodes"
+	// ReasonAnotherCoordinator: an older YurtCoordinator is for the same pool.
+	ReasonAnotherCoordinator = "AnotherCoordinator"
+	// ReasonNodeAutonomy: nodes of the pool have OpenYurt's annotation for node autonomy,
+	// which contradicts the coordinator: it keeps all pods, also those of dead nodes.
+	ReasonNodeAutonomy = "NodeAutonomy"
+	// ReasonVersionNotSupported: spec.version is too far from the cluster's version.
+	ReasonVersionNotSupported = "VersionNotSupported"
+	// ReasonUnitedDeploymentMissing: the cluster does not have the kind UnitedDeployment.
+	ReasonUnitedDeploymentMissing = "UnitedDeploymentMissing"
+	// ReasonWriteFailed: the API server does not take what the coordinator needs.
+	ReasonWriteFailed = "WriteFailed"
+	// ReasonNotScheduled: the pod of the coordinator is on no node yet.
+	ReasonNotScheduled = "NotScheduled"
+	// ReasonIssued: the certificates are there.
+	ReasonIssued = "Issued"
+	// ReasonPodNotReady: the pod of the coordinator is not Ready.
+	ReasonPodNotReady = "PodNotReady"
+	// ReasonPodReady: the pod of the coordinator is Ready.
+	ReasonPodReady = "PodReady"
+)

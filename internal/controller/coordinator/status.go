@@ -1,0 +1,145 @@
+package coordinator
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
+)
+
+// setStatus sets the status from what was observed and done. What could not be observed stays as it is: hubs find the
+// coordinator by it.
+func setStatus(s *scope) {
+	status := &s.coordinator.Status
+	status.ObservedGeneration = s.coordinator.Generation
+	set := func(kind string, is metav1.ConditionStatus, reason, message string) {
+		conditions.Set(&status.Conditions, s.coordinator.Generation, kind, is, reason, conditions.Bounded(message))
+	}
+	if !s.isDecided {
+		reason := apps.ReasonObservationFailed
+		if isKindMissing(s.failed) {
+			reason = apps.ReasonUnitedDeploymentMissing
+		}
+		for _, kind := range []string{apps.ConditionPending, apps.ConditionCertsReady, apps.ConditionReady} {
+			set(kind, metav1.ConditionUnknown, reason, messageOf(s.failed))
+		}
+		return
+	}
+	setPlace(status, s)
+	pending, pendingReason, pendingMessage := metav1.ConditionFalse, apps.ReasonDeployed, "the pool has its coordinator"
+	if s.decision.Reason != "" {
+		pending, pendingReason, pendingMessage = metav1.ConditionTrue, s.decision.Reason, s.decision.Message
+	}
+	set(apps.ConditionPending, pending, pendingReason, pendingMessage)
+
+	certified, certReason, certMessage := metav1.ConditionTrue, apps.ReasonIssued, "the certificates are those for its node"
+	switch {
+	case !s.decision.IsDeployed:
+		certified, certReason, certMessage = metav1.ConditionFalse, pendingReason, pendingMessage
+	case s.failed != nil:
+		certified, certReason, certMessage = metav1.ConditionFalse, apps.ReasonWriteFailed, messageOf(s.failed)
+	case !s.certified:
+		certified, certReason, certMessage = metav1.ConditionFalse, apps.ReasonNotScheduled, notScheduled(s)
+	}
+	set(apps.ConditionCertsReady, certified, certReason, certMessage)
+
+	ready, reason, message := metav1.ConditionTrue, apps.ReasonPodReady, "people and hubs can use it"
+	switch {
+	case certified != metav1.ConditionTrue:
+		ready, reason, message = metav1.ConditionFalse, certReason, certMessage
+	case !isReady(s.pod):
+		ready, reason, message = metav1.ConditionFalse, apps.ReasonPodNotReady, fmt.Sprintf("its pod %q on node %q is not Ready: %s", s.pod.Name, s.pod.Spec.NodeName, whyNotReady(s.pod))
+	}
+	set(apps.ConditionReady, ready, reason, message)
+}
+
+// setPlace sets where the coordinator is, and what hubs need to find it.
+func setPlace(status *apps.YurtCoordinatorStatus, s *scope) {
+	if !s.decision.IsDeployed {
+		*status = apps.YurtCoordinatorStatus{ObservedGeneration: status.ObservedGeneration, Conditions: status.Conditions}
+		return
+	}
+	if s.decision.Version != "" {
+		status.Version = s.decision.Version
+	}
+	if s.ca != nil {
+		status.CABundle = s.ca
+	}
+	status.NodeName, status.Addresses = "", nil
+	if s.pod != nil {
+		status.NodeName = s.pod.Spec.NodeName
+	}
+	if address := s.address(); address != "" {
+		status.Addresses = append(status.Addresses, address)
+	}
+	for _, name := range s.nodes {
+		if address := s.addresses[name]; name != status.NodeName && address != "" {
+			status.Addresses = append(status.Addresses, address)
+		}
+	}
+	if s.certified {
+		status.KubeconfigSecret = kubeconfigOf(s.coordinator.Spec.NodePool)
+	}
+}
+
+func messageOf(err error) string {
+	if err == nil {
+		return "it was not looked at yet"
+	}
+	return conditions.Printable(err.Error())
+}
+
+// notScheduled returns why the pod is on no node.
+func notScheduled(s *scope) string {
+	switch {
+	case s.pod == nil:
+		return "it has no pod yet: the UnitedDeployment atoll-pools/coordinator makes it"
+	case s.pod.Spec.NodeName == "":
+		for _, c := range s.pod.Status.Conditions {
+			if c.Type == corev1.PodScheduled && c.Message != "" {
+				return fmt.Sprintf("its pod %q is on no node: %s", s.pod.Name, conditions.Printable(c.Message))
+			}
+		}
+		return fmt.Sprintf("its pod %q is on no node yet", s.pod.Name)
+	default:
+		return fmt.Sprintf("the node %q of its pod has no internal address, or is not in the pool", s.pod.Spec.NodeName)
+	}
+}
+
+// whyNotReady returns the first reason that a container has.
+func whyNotReady(pod *corev1.Pod) string {
+	for _, list := range [][]corev1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
+		for i := range list {
+			switch state := &list[i].State; {
+			case state.Waiting != nil && state.Waiting.Reason != "PodInitializing":
+				return conditions.Printable(fmt.Sprintf("container %q waits: %s %s", list[i].Name, state.Waiting.Reason, state.Waiting.Message))
+			case state.Running != nil && !list[i].Ready:
+				return fmt.Sprintf("container %q does not answer its probe yet", list[i].Name)
+			}
+		}
+	}
+	return "its containers have not started yet"
+}
+
+// tell emits an event when a coordinator becomes Ready, or is not any more, or something prevents it.
+func (r *Reconciler) tell(before, after *apps.YurtCoordinator) {
+	for kind, bad := range map[string]metav1.ConditionStatus{apps.ConditionReady: metav1.ConditionFalse, apps.ConditionPending: metav1.ConditionTrue} {
+		was, is := meta.FindStatusCondition(before.Status.Conditions, kind), meta.FindStatusCondition(after.Status.Conditions, kind)
+		if is == nil || was != nil && was.Status == is.Status && (kind == apps.ConditionReady || was.Reason == is.Reason) {
+			continue
+		}
+		kindOfEvent := corev1.EventTypeNormal
+		if is.Status == bad {
+			kindOfEvent = corev1.EventTypeWarning
+		}
+		if was == nil && is.Status != bad || was == nil && kind == apps.ConditionReady {
+			continue // it has just begun
+		}
+		const shown = 900 // bytes; the API server accepts 1024
+		r.Recorder.Eventf(after, nil, kindOfEvent, is.Reason, "Deploy", "%s is %s: %s", kind, is.Status, conditions.Truncate(is.Message, shown))
+	}
+}
