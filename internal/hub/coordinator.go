@@ -11,8 +11,6 @@ import (
 	"github.com/go-logr/logr"
 
 	"github.com/atoll-k8s/atoll/internal/governance"
-	"github.com/atoll-k8s/atoll/internal/hub/config"
-	"github.com/atoll-k8s/atoll/internal/hub/files"
 	"github.com/atoll-k8s/atoll/internal/hub/pool"
 	"github.com/atoll-k8s/atoll/internal/hub/proxy"
 )
@@ -25,30 +23,21 @@ const (
 	pingAfter = 5 * time.Second
 )
 
-// newPool returns the hub's part in the governance of its pool; nil if it has no coordinator.
-func newPool(c *config.Configuration, p *proxy.Proxy, node *nodeCertificate, log logr.Logger) *pool.Pool {
-	if len(c.Pool.Coordinators) == 0 {
-		return nil
-	}
-	return pool.New(pool.Options{
-		Source: p.NewInventory(), Addresses: c.Pool.Coordinators, Transport: poolTransport(c.Pool.CAFile, node.get), Log: log,
-	})
+// newPool returns the hub's part in the governance of its pool.
+func newPool(discovery *pool.Discovery, p *proxy.Proxy, node *nodeCertificate, log logr.Logger) *pool.Pool {
+	return pool.New(pool.Options{Source: p.NewInventory(), Addresses: discovery.Addresses, Transport: poolTransport(discovery.CA, node.get), Log: log})
 }
 
 // poolTransport sends requests to a coordinator as the node. The coordinator's certificate must be signed by the pool's
-// CA, whose file is read for each connection.
-func poolTransport(caFile string, certificate func() (*tls.Certificate, error)) *http.Transport {
+// CA, as it is when the connection begins.
+func poolTransport(ca func() []byte, certificate func() (*tls.Certificate, error)) *http.Transport {
 	return &http.Transport{
 		ForceAttemptHTTP2: true, MaxIdleConns: 1, IdleConnTimeout: idleFor,
 		HTTP2: &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: dialWithin},
 		DialTLSContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-			text, err := files.Read(caFile)
+			roots, err := parsePool([][]byte{ca()})
 			if err != nil {
 				return nil, fmt.Errorf("reading the CA of the pool: %w", err)
-			}
-			roots, err := parsePool([][]byte{text})
-			if err != nil {
-				return nil, fmt.Errorf("reading the CA of the pool, %s: %w", caFile, err)
 			}
 			ctx, cancel := context.WithTimeout(ctx, dialWithin)
 			defer cancel()

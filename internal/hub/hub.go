@@ -14,7 +14,7 @@
 //	journal    writes of the node that wait for the cloud, on disk
 //	kubelet    what the hub asks the kubelet
 //	uplink     whether the cloud is reachable, and the connections to it
-//	pool       what the coordinator of the node's pool is told
+//	pool       where the coordinator of the node's pool is, and what it is told
 //	proxy      the answers
 //	config     the configuration file
 package hub
@@ -47,6 +47,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/journal"
 	"github.com/atoll-k8s/atoll/internal/hub/kubelet"
 	"github.com/atoll-k8s/atoll/internal/hub/panics"
+	"github.com/atoll-k8s/atoll/internal/hub/pool"
 	"github.com/atoll-k8s/atoll/internal/hub/proxy"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
 	"github.com/atoll-k8s/atoll/internal/machinery/memory"
@@ -149,7 +150,8 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed 
 		}},
 	}
 	p.LearnKept()
-	governed := newPool(c, p, node, log.WithName("pool"))
+	discovery := pool.NewDiscovery(c.NodeName, log.WithName("pool"))
+	governed := newPool(discovery, p, node, log.WithName("pool"))
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.Listen)
 	if err != nil {
 		return fmt.Errorf("listening for clients: %w", err)
@@ -193,10 +195,9 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed 
 		"keeping what kubectl reads first":     p.KeepDiscovery,
 		"following Services":                   func(ctx context.Context) { services.Run(ctx, p.Follow) },
 		"removing what pods had that are gone": func(ctx context.Context) { every(ctx, proxy.RetainEvery, p.Retain) },
+		"finding the pool's coordinator":       func(ctx context.Context) { discovery.Run(ctx, p.Follow) },
+		"telling the pool's coordinator":       governed.Run,
 		"keeping tokens":                       func(ctx context.Context) { keepTokens(ctx, tokens, save) },
-	}
-	if governed != nil {
-		tasks["telling the pool's coordinator"] = governed.Run
 	}
 	for what, run := range tasks {
 		background.Go(func() { caught.Keep(ctx, what, run) })

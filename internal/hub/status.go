@@ -37,7 +37,7 @@ type Status struct {
 	Services endpoints.Status `json:"services"`
 	// Writes are those of the node that wait for the cloud; nil if the hub cannot keep any.
 	Writes *Writes `json:"writes,omitempty"`
-	// Coordinator is that of the node's pool; nil if the configuration names none.
+	// Coordinator is that of the node's pool; nil if the pool has none.
 	Coordinator *pool.Status `json:"coordinator,omitempty"`
 	// Removed is when it was last noticed that files of the cache were removed by others.
 	Removed time.Time `json:"removed,omitzero"`
@@ -135,8 +135,7 @@ func (h *parts) status() *Status {
 		}
 	}
 	if h.pool != nil {
-		status := h.pool.Status()
-		s.Coordinator = &status
+		s.Coordinator = h.pool.Status()
 	}
 	s.Removed = h.proxy.Cache.Removed()
 	scopes := h.proxy.Cache.Scopes()

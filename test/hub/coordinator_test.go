@@ -64,7 +64,7 @@ func TestCoordinator(t *testing.T) {
 	r.coordinator.start()
 	r.governed()
 	through := devcluster.Endpoint{URL: "https://" + r.address, CAFile: filepath.Join(r.dir, "state", "serving", "ca.crt")}
-	if err := cluster.AddHollowNodesBehind(t.Context(), through, devcluster.NodeSpec{Name: nodeName}); err != nil {
+	if err := cluster.AddHollowNodesBehind(t.Context(), through, devcluster.NodeSpec{Name: nodeName, Labels: map[string]string{"apps.openyurt.io/nodepool": "edge"}}); err != nil {
 		t.Fatal(err)
 	}
 	r.people = r.coordinator.client("alice", "openyurt:coordinators")
@@ -109,20 +109,23 @@ func (r *poolRig) createPod(name, settings string) {
 	})
 }
 
-// governed starts the hub again, in a pool.
+// governed gives the pool its YurtCoordinator, as atoll-manager does, which the hub finds.
 func (r *poolRig) governed() {
 	r.Helper()
-	path := filepath.Join(r.dir, "hub.yaml")
-	text, err := os.ReadFile(path)
+	r.kubectl("apply", "--server-side", "-f", filepath.Join("..", "..", "charts", "atoll", "files", "crds", "apps.openyurt.io_yurtcoordinators.yaml"))
+	r.kubectl("wait", "--for=condition=Established", "crd/yurtcoordinators.apps.openyurt.io")
+	r.kubectl("create", "clusterrole", "hubs", "--verb=get,list,watch", "--resource=yurtcoordinators.apps.openyurt.io")
+	r.kubectl("create", "clusterrolebinding", "hubs", "--clusterrole=hubs", "--group=system:nodes")
+	file := filepath.Join(r.dir, "coordinator.yaml")
+	if err := os.WriteFile(file, []byte("apiVersion: apps.openyurt.io/v1alpha1\nkind: YurtCoordinator\nmetadata: {name: edge}\nspec: {nodePool: edge}\n"), 0o600); err != nil {
+		r.Fatal(err)
+	}
+	r.kubectl("create", "-f", file)
+	status, err := json.Marshal(map[string]any{"status": map[string]any{"addresses": []string{"127.77.0.2", "127.77.0.1"}, "caBundle": r.coordinator.ca.Cert}})
 	if err != nil {
 		r.Fatal(err)
 	}
-	text = fmt.Appendf(text, "pool:\n  coordinators: [%q, %q]\n  caFile: %s\n", freeAddress(r.T), r.coordinator.writer, r.coordinator.path("pool.crt"))
-	if err := os.WriteFile(path, text, 0o600); err != nil {
-		r.Fatal(err)
-	}
-	r.killHub()
-	r.startHub()
+	r.kubectl("patch", "yurtcoordinator", "edge", "--subresource=status", "--type=merge", "-p", string(status))
 }
 
 func newCoordinator(t *testing.T, cluster *devcluster.Cluster) *coordinator {
@@ -132,7 +135,7 @@ func newCoordinator(t *testing.T, cluster *devcluster.Cluster) *coordinator {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	c := &coordinator{T: t, cluster: cluster, dir: dir, server: freeAddress(t), writer: freeAddress(t), running: map[string]*exec.Cmd{}}
+	c := &coordinator{T: t, cluster: cluster, dir: dir, server: freeAddress(t), writer: "127.77.0.1:10271", running: map[string]*exec.Cmd{}}
 	c.program = c.path("atoll-coordinator")
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", c.program, "github.com/atoll-k8s/atoll/cmd/atoll-coordinator")
 	build.Dir, build.Env = filepath.Join("..", ".."), append(os.Environ(), "CGO_ENABLED=0") // its module has the client of etcd
@@ -429,7 +432,7 @@ func (r *poolRig) uploader(user string, groups ...string) func(method, path stri
 	r.Helper()
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(r.coordinator.ca.Cert)
-	config := &tls.Config{RootCAs: roots}
+	config := &tls.Config{RootCAs: roots, ServerName: governance.ServerName}
 	if user != "" {
 		path, err := r.Kubeconfig(r.Context(), user, groups...)
 		if err != nil {

@@ -125,7 +125,7 @@ func container(name, image, request, limit string, command ...string) corev1.Con
 // the node reaches it. It is in the working directory, because etcd takes no longer path.
 func etcdOf(images Images) corev1.Container {
 	c := container("etcd", images.Etcd, "64Mi", "1Gi",
-		"etcd", "--name=coordinator", "--data-dir=data", "--unsafe-no-fsync", "--quota-backend-bytes=536870912", "--log-level=warn",
+		"/usr/local/bin/etcd", "--name=coordinator", "--data-dir=data", "--unsafe-no-fsync", "--quota-backend-bytes=536870912", "--log-level=warn",
 		"--listen-client-urls=unix://etcd.sock:0", "--advertise-client-urls=unix://etcd.sock:0",
 		"--listen-peer-urls=unix://peer.sock:0", "--initial-advertise-peer-urls=unix://peer.sock:0", "--initial-cluster=coordinator=unix://peer.sock:0")
 	c.WorkingDir = shared
@@ -136,7 +136,7 @@ func etcdOf(images Images) corev1.Container {
 func apiServerOf(images Images) corev1.Container {
 	secret, files := certificates+"/", shared+"/"
 	c := container(apiServerContainer, images.APIServer, "256Mi", "1Gi",
-		"kube-apiserver", fmt.Sprintf("--secure-port=%d", governance.APIPort), "--advertise-address=$(HOST_IP)",
+		"/usr/local/bin/kube-apiserver", fmt.Sprintf("--secure-port=%d", governance.APIPort), "--advertise-address=$(HOST_IP)",
 		"--etcd-servers=unix://"+files+"etcd.sock:0", "--etcd-compaction-interval=1m",
 		"--tls-cert-file="+secret+corev1.TLSCertKey, "--tls-private-key-file="+secret+corev1.TLSPrivateKeyKey, "--client-ca-file="+files+"clients.crt",
 		"--authentication-config="+files+"authentication.yaml", "--authorization-mode=RBAC",

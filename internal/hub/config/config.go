@@ -53,17 +53,6 @@ type Configuration struct {
 	Cache Cache `json:"cache,omitempty"`
 	// services tells whose endpoints of Services are filtered.
 	Services Services `json:"services,omitempty"`
-	// pool tells where the coordinator of the node's pool is.
-	Pool Pool `json:"pool,omitempty"`
-}
-
-// Pool tells where the coordinator of the node's pool is. Without it the hub uploads nothing.
-type Pool struct {
-	// coordinators are the addresses and ports at which the coordinator may take uploads. The one that has answered
-	// last is asked first. At most 16.
-	Coordinators []string `json:"coordinators,omitempty"`
-	// caFile has the CA of the pool, in PEM. It is read for each connection. Required with coordinators.
-	CAFile string `json:"caFile,omitempty"`
 }
 
 // Services tells whose endpoints of Services are filtered.
@@ -120,8 +109,6 @@ const (
 	maxReturn  = 5 * time.Minute
 	minCache   = 16 << 20
 	maxClients = 64
-	// maxCoordinators bounds the addresses of a coordinator.
-	maxCoordinators = 16
 )
 
 // Read reads a file, sets the defaults and validates the result.
@@ -242,15 +229,6 @@ func (c *Configuration) validate() error {
 		}
 	}
 	addresses := []struct{ field, address string }{{"listen", c.Listen}, {"observe", c.Observe}, {"kubelet.address", c.Kubelet.Address}}
-	for i, address := range c.Pool.Coordinators {
-		addresses = append(addresses, struct{ field, address string }{fmt.Sprintf("pool.coordinators[%d]", i), address})
-	}
-	if len(c.Pool.Coordinators) > maxCoordinators {
-		wrong("pool.coordinators", "has more than %d addresses", maxCoordinators)
-	}
-	if (len(c.Pool.Coordinators) > 0) != (c.Pool.CAFile != "") {
-		wrong("pool.coordinators, pool.caFile", "none or both of them must be set")
-	}
 	for _, f := range addresses {
 		if _, err := netip.ParseAddrPort(f.address); err != nil {
 			wrong(f.field, "%q is not of the form address:port", f.address)
@@ -269,7 +247,7 @@ func (c *Configuration) validate() error {
 		{"cloud.caFile", c.Cloud.CAFile, false}, {"clientCAFile", c.ClientCAFile, false}, {"directory", c.Directory, false},
 		{"cloud.certificateFile", c.Cloud.CertificateFile, true}, {"cloud.keyFile", c.Cloud.KeyFile, true},
 		{"cloud.bootstrapKubeconfig", c.Cloud.BootstrapKubeconfig, true}, {"cache.encryptionKeyFile", c.Cache.EncryptionKeyFile, true},
-		{"kubelet.certificateFile", c.Kubelet.CertificateFile, true}, {"pool.caFile", c.Pool.CAFile, true},
+		{"kubelet.certificateFile", c.Kubelet.CertificateFile, true},
 	} {
 		if (!f.isOptional || f.path != "") && !filepath.IsAbs(f.path) {
 			wrong(f.field, "%q is not an absolute path", f.path)

@@ -115,9 +115,6 @@ func TestMistakesAreNamed(t *testing.T) {
 		"a return that takes too long": {[]string{"cloud:", "cloud:\n  returnWithin: 10m"}, []string{"cloud.returnWithin"}},
 		"a cache that is too small":    {[]string{"cloud:", "cache: {maxSize: 1Mi}\ncloud:"}, []string{"cache.maxSize"}},
 		"a client without a name":      {[]string{"cloud:", "services: {clients: [a, \"\"]}\ncloud:"}, []string{"services.clients[1]"}},
-		"a coordinator without a port": {[]string{"cloud:", "pool: {coordinators: [10.0.0.7], caFile: /ca.crt}\ncloud:"}, []string{"pool.coordinators[0]"}},
-		"a coordinator without a CA":   {[]string{"cloud:", "pool: {coordinators: [\"10.0.0.7:10271\"]}\ncloud:"}, []string{"pool.coordinators, pool.caFile"}},
-		"a relative CA of the pool":    {[]string{"cloud:", "pool: {coordinators: [\"10.0.0.7:10271\"], caFile: ca.crt}\ncloud:"}, []string{"pool.caFile"}},
 		"two mistakes":                 {[]string{"nodeName: edge-1", "nodeName: Edge_1\nlisten: x", "https://", "http://"}, []string{"nodeName", "listen", "cloud.servers[0]"}},
 		"what is no YAML":              {[]string{"kind:", "kind: ["}, nil},
 	} {

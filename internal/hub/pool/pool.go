@@ -16,6 +16,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -47,8 +48,9 @@ type Source interface {
 // Options are those of New.
 type Options struct {
 	Source Source
-	// Addresses are those at which the coordinator may be, as host:port. The one that has answered last is asked first.
-	Addresses []string
+	// Addresses returns those at which the coordinator may be, as host:port; none if there is no coordinator. The one
+	// that has answered last is asked first.
+	Addresses func() []string
 	// Transport sends requests as the node.
 	Transport http.RoundTripper
 	Log       logr.Logger
@@ -59,8 +61,8 @@ type Pool struct {
 	options Options
 	client  *http.Client
 	now     func() time.Time
-	// at is the index of the address that has answered last.
-	at int
+	// at is the address that is asked.
+	at string
 	// told is when the last inventory was sent: from time to time one is sent in any case, because others may have
 	// removed what is of several nodes, and what was refused may be taken now.
 	told time.Time
@@ -69,7 +71,7 @@ type Pool struct {
 	refused map[governance.Item]time.Time
 
 	mu     sync.Mutex
-	status Status
+	status *Status
 }
 
 // Status is what is known of the coordinator.
@@ -89,21 +91,29 @@ type Status struct {
 // New returns the pool of a hub.
 func New(o Options) *Pool {
 	p := &Pool{options: o, client: &http.Client{Transport: o.Transport}, now: time.Now, refused: map[governance.Item]time.Time{}}
-	p.status = Status{Since: p.now(), Reason: "it was not asked yet"}
 	return p
 }
 
-// Status returns what is known of the coordinator.
-func (p *Pool) Status() Status {
+// Status returns what is known of the coordinator; nil if there is none.
+func (p *Pool) Status() *Status {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.status
+	if p.status == nil {
+		return nil
+	}
+	status := *p.status
+	return &status
 }
 
 // Run keeps the coordinator up to date until ctx is done.
 func (p *Pool) Run(ctx context.Context) {
 	for pause := governance.BeatEvery; ; {
-		err := p.round(ctx)
+		addresses := p.options.Addresses()
+		p.begin(len(addresses) > 0)
+		var err error
+		if len(addresses) > 0 {
+			err = p.round(ctx, addresses)
+		}
 		if ctx.Err() != nil {
 			return
 		}
@@ -120,10 +130,24 @@ func (p *Pool) Run(ctx context.Context) {
 	}
 }
 
+// begin notes whether there is a coordinator.
+func (p *Pool) begin(isThere bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !isThere {
+		p.status, p.at, p.pending = nil, "", nil
+	} else if p.status == nil {
+		p.status = &Status{Since: p.now(), Reason: "it was not asked yet"}
+	}
+}
+
 // report notes how a round has ended. It returns false if no coordinator answers.
 func (p *Pool) report(err error) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.status == nil {
+		return true
+	}
 	reason := ""
 	if err != nil {
 		reason = err.Error()
@@ -143,7 +167,7 @@ type unreachable struct{ error }
 func (u *unreachable) Unwrap() error { return u.error }
 
 // round beats, and uploads what the coordinator lacks.
-func (p *Pool) round(ctx context.Context) error {
+func (p *Pool) round(ctx context.Context, addresses []string) error {
 	ctx, cancel := context.WithTimeout(ctx, roundWithin)
 	defer cancel()
 	items, err := p.options.Source.Items()
@@ -158,7 +182,7 @@ func (p *Pool) round(ctx context.Context) error {
 	}
 	inventory := &governance.Inventory{Items: items}
 	var known governance.BeatAnswer
-	if err := p.find(ctx, governance.Beat{Digest: inventory.Digest()}, &known); err != nil {
+	if err := p.find(ctx, addresses, governance.Beat{Digest: inventory.Digest()}, &known); err != nil {
 		return err
 	}
 	has := make(map[governance.Ref]governance.Item, len(items))
@@ -179,24 +203,28 @@ func (p *Pool) round(ctx context.Context) error {
 }
 
 // find beats at the address that has answered last, and then at the others.
-func (p *Pool) find(ctx context.Context, beat governance.Beat, answer *governance.BeatAnswer) error {
-	var errs []error
-	for range p.options.Addresses {
+func (p *Pool) find(ctx context.Context, addresses []string, beat governance.Beat, answer *governance.BeatAnswer) error {
+	first := max(0, slices.Index(addresses, p.at))
+	var last error
+	for i := range addresses {
+		p.at = addresses[(first+i)%len(addresses)]
 		err := p.post(ctx, governance.BeatPath, beat, answer)
 		if err == nil {
 			p.mu.Lock()
-			p.status.Address = p.options.Addresses[p.at]
+			p.status.Address = p.at
 			p.mu.Unlock()
 			return nil
 		}
-		errs = append(errs, err)
 		p.client.CloseIdleConnections() // one that is dead, or that began with a certificate that has expired since
 		if ctx.Err() != nil {
-			break // the next round goes on from here
+			return &unreachable{err} // the next round goes on from here
 		}
-		p.at = (p.at + 1) % len(p.options.Addresses)
+		if i == 0 { // where it was last: at the others nobody listens
+			last = err
+		}
 	}
-	return &unreachable{errors.Join(errs...)}
+	p.at = ""
+	return &unreachable{fmt.Errorf("it answers at none of %d addresses; at the first, %w", len(addresses), last)}
 }
 
 // upload uploads what is pending. What the coordinator refuses is left out, and named in an error; any other
@@ -260,7 +288,7 @@ func (p *Pool) post(ctx context.Context, path string, message, answer any) error
 		return err
 	}
 	if code != http.StatusOK {
-		return fmt.Errorf("the coordinator at %s answers %d: %s", p.options.Addresses[p.at], code, reason)
+		return fmt.Errorf("the coordinator at %s answers %d: %s", p.at, code, reason)
 	}
 	return nil
 }
@@ -272,7 +300,7 @@ const sendWithin = 10 * time.Second
 func (p *Pool) send(ctx context.Context, method, path string, body []byte, answer any) (code int, reason string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, sendWithin)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, method, "https://"+p.options.Addresses[p.at]+path, bytes.NewReader(body))
+	r, err := http.NewRequestWithContext(ctx, method, "https://"+p.at+path, bytes.NewReader(body))
 	if err != nil {
 		return 0, "", err
 	}

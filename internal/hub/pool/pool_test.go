@@ -101,7 +101,16 @@ func (c *coordinator) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 func newPool(n node, c *coordinator) *Pool {
-	return New(Options{Source: n, Addresses: []string{"a:1", "b:1"}, Transport: c, Log: logr.Discard()})
+	return New(Options{Source: n, Addresses: func() []string { return []string{"a:1", "b:1"} }, Transport: c, Log: logr.Discard()})
+}
+
+// turn is one round of Run, and returns its error and whether a coordinator has answered.
+func (p *Pool) turn(ctx context.Context) (answers bool, err error) {
+	addresses := p.options.Addresses()
+	if p.begin(len(addresses) > 0); len(addresses) > 0 {
+		err = p.round(ctx, addresses)
+	}
+	return p.report(err), err
 }
 
 func pod(name, version string) governance.Item {
@@ -141,13 +150,13 @@ func TestRounds(t *testing.T) {
 			"fail": func(t *rapid.T) {
 				c.code = rapid.SampledFrom([]int{0, http.StatusServiceUnavailable, http.StatusForbidden}).Draw(t, "code")
 			},
-			"round": func(*rapid.T) { _ = p.report(p.round(context.Background())) },
+			"round": func(*rapid.T) { _, _ = p.turn(context.Background()) },
 			"": func(t *rapid.T) {
 				at, code := c.at, c.code
 				c.at, c.code = "b:1", 0
 				clock = clock.Add(2 * againAfter)
 				for range 2 {
-					if err := p.round(context.Background()); err != nil {
+					if _, err := p.turn(context.Background()); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -176,7 +185,7 @@ func TestWhatIsRefusedHoldsNothingUp(t *testing.T) {
 		p := newPool(n, c)
 		now := time.Now()
 		p.now = func() time.Time { return now }
-		p.report(p.round(t.Context()))
+		p.turn(t.Context())
 		if got := c.stored[pod("z", "1").Ref]; (got.Name == "") != again {
 			t.Errorf("%d: what comes after the object is stored: %v", code, got)
 		}
@@ -185,13 +194,13 @@ func TestWhatIsRefusedHoldsNothingUp(t *testing.T) {
 		}
 		tries := func() int { return strings.Count(strings.Join(c.puts, " "), "bad") }
 		n.put(pod("a", "2")) // another inventory
-		p.report(p.round(t.Context()))
+		p.turn(t.Context())
 		if got := tries(); (got == 2) != again {
 			t.Errorf("%d: after a change of another object it was uploaded %d times", code, got)
 		}
 		now = now.Add(2 * againAfter)
 		before := tries()
-		p.report(p.round(t.Context()))
+		p.turn(t.Context())
 		if tries() == before {
 			t.Errorf("%d: it is never uploaded again", code)
 		}
@@ -202,7 +211,7 @@ func TestOrder(t *testing.T) {
 	n, c := node{}, &coordinator{stored: map[governance.Ref]governance.Item{}, at: "a:1"}
 	settings := governance.Item{Ref: governance.Ref{Resource: "configmaps", Namespace: "default", Name: "settings"}, UID: "1", Version: "1"}
 	n.put(settings, pod("web", "2"), governance.Item{Ref: governance.Ref{Resource: "nodes", Name: "edge"}, UID: "3", Version: "3"})
-	if err := newPool(n, c).round(t.Context()); err != nil {
+	if _, err := newPool(n, c).turn(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if want := []string{"edge", "web", "settings"}; !slices.Equal(c.puts, want) {
@@ -212,12 +221,44 @@ func TestOrder(t *testing.T) {
 
 func TestNobodyAnswers(t *testing.T) {
 	p := newPool(node{}, &coordinator{at: "nowhere:1"})
-	if p.report(p.round(t.Context())) {
+	if answers, _ := p.turn(t.Context()); answers {
 		t.Error("it is as if a coordinator had answered")
 	}
-	if status := p.Status(); !strings.Contains(status.Reason, "nobody answers at b:1") || status.Address != "" {
+	if status := p.Status(); !strings.Contains(status.Reason, "nobody answers at a:1") || status.Address != "" {
 		t.Errorf("the status is %+v", status)
 	}
+}
+
+// TestCoordinatorComesAndGoes: without one nothing is read and nobody is asked; the one that comes is told all.
+func TestCoordinatorComesAndGoes(t *testing.T) {
+	n, c := node{}, &coordinator{stored: map[governance.Ref]governance.Item{}, at: "b:1"}
+	n.put(pod("web", "1"))
+	p := newPool(n, c)
+	var addresses []string
+	p.options.Addresses = func() []string { return addresses }
+	expect := func(want string, stored int) {
+		t.Helper()
+		if _, err := p.turn(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		if status := p.Status(); status != nil {
+			got = status.Address
+		}
+		if got != want || len(c.stored) != stored {
+			t.Errorf("the coordinator is at %q and has %d objects, want %q and %d", got, len(c.stored), want, stored)
+		}
+	}
+	expect("", 0)
+	addresses = []string{"a:1", "b:1"}
+	expect("b:1", 1)
+	addresses = []string{"b:1", "a:1"} // as its status says when it has moved
+	expect("b:1", 1)
+	addresses = []string{"c:1", "d:1"}
+	c.at, c.stored, c.digest = "d:1", map[governance.Ref]governance.Item{}, ""
+	expect("d:1", 1)
+	addresses = nil
+	expect("", 1)
 }
 
 func TestTooManyObjects(t *testing.T) {
@@ -225,7 +266,7 @@ func TestTooManyObjects(t *testing.T) {
 	for i := range governance.MaxItems + 1 {
 		n.put(pod(fmt.Sprint(i), "1"))
 	}
-	if err := newPool(n, &coordinator{at: "a:1"}).round(t.Context()); err == nil || !strings.Contains(err.Error(), "1025 objects") {
+	if _, err := newPool(n, &coordinator{at: "a:1"}).turn(t.Context()); err == nil || !strings.Contains(err.Error(), "1025 objects") {
 		t.Errorf("the error is %v", err)
 	}
 }

@@ -1,0 +1,209 @@
+package pool
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net"
+	"net/url"
+	"slices"
+	"strconv"
+	"sync"
+
+	"github.com/go-logr/logr"
+
+	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/governance"
+	"github.com/atoll-k8s/atoll/internal/hub/filter"
+	"github.com/atoll-k8s/atoll/internal/hub/wire"
+)
+
+// metadata is how the Node is read: nothing but its labels is needed. whole is for a kind that protobuf does not have.
+const (
+	metadataList = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+	metadata     = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+	whole        = "application/json"
+)
+
+// Discovery finds the coordinator of the node's pool: by the label of the Node, and the status of the YurtCoordinator
+// for that pool. Both are read through the proxy, so what was read last is there without the cloud.
+type Discovery struct {
+	nodeName string
+	log      logr.Logger
+	// moved has a value when the pool of the node has changed.
+	moved chan struct{}
+
+	mu sync.RWMutex
+	// pool is that of the node; "" if it is in none, or not known.
+	pool string
+	// coordinators are those for the pool, by name.
+	coordinators map[string]apps.YurtCoordinatorStatus
+	problem      string
+}
+
+// NewDiscovery returns a Discovery. Run does the work.
+func NewDiscovery(nodeName string, log logr.Logger) *Discovery {
+	return &Discovery{nodeName: nodeName, log: log, moved: make(chan struct{}, 1)}
+}
+
+// Addresses returns where the coordinator may be, as host:port: where it was last, and then the other nodes of the
+// pool. It returns none if the pool has no coordinator.
+func (d *Discovery) Addresses() []string {
+	status := d.current()
+	all := make([]string, 0, len(status.Addresses))
+	for _, address := range status.Addresses {
+		all = append(all, net.JoinHostPort(address, strconv.Itoa(governance.WriterPort)))
+	}
+	return all
+}
+
+// CA returns the CAs of the pool, in PEM; nil if it has no coordinator.
+func (d *Discovery) CA() []byte { return d.current().CABundle }
+
+// current returns the status of the coordinator that is deployed: only that one has a CA.
+func (d *Discovery) current() apps.YurtCoordinatorStatus {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	for _, name := range slices.Sorted(maps.Keys(d.coordinators)) {
+		if c := d.coordinators[name]; len(c.CABundle) > 0 && len(c.Addresses) > 0 {
+			return c
+		}
+	}
+	return apps.YurtCoordinatorStatus{}
+}
+
+// Run follows the Node and the coordinators of its pool until ctx is done.
+func (d *Discovery) Run(ctx context.Context, follow filter.Follower) {
+	var running sync.WaitGroup
+	defer running.Wait()
+	running.Go(func() {
+		follow(ctx, filter.Collection{Path: "/api/v1/nodes", Selector: selector("metadata.name", d.nodeName), List: metadataList, Watch: metadata}, &nodeReceiver{d})
+	})
+	for ctx.Err() == nil {
+		inner, cancel := context.WithCancel(ctx)
+		d.mu.RLock()
+		pool := d.pool
+		d.mu.RUnlock()
+		var following sync.WaitGroup
+		if pool != "" {
+			following.Go(func() {
+				follow(inner, filter.Collection{
+					Path: "/apis/apps.openyurt.io/v1alpha1/yurtcoordinators", Selector: selector("spec.nodePool", pool), List: whole, Watch: whole,
+				}, &coordinatorReceiver{d, pool})
+			})
+		}
+		select {
+		case <-ctx.Done():
+		case <-d.moved:
+		}
+		cancel()
+		following.Wait()
+	}
+}
+
+func selector(field, value string) string {
+	return "fieldSelector=" + url.QueryEscape(field+"="+value)
+}
+
+// nodeReceiver learns the pool of the node. What is known stays while the Node cannot be read, or is registered again.
+type nodeReceiver struct{ *Discovery }
+
+// Replace implements filter.Receiver.
+func (r *nodeReceiver) Replace(format wire.Format, items []wire.Item) {
+	for i := range items {
+		r.Put(format, &items[i].Meta, items[i].Raw)
+	}
+}
+
+// Put implements filter.Receiver.
+func (r *nodeReceiver) Put(format wire.Format, m *wire.Meta, object []byte) {
+	labels, err := format.Labels(object)
+	if err != nil || m.Name != r.nodeName {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if pool := labels[apps.NodePoolLabel]; pool != r.pool {
+		r.pool, r.coordinators = pool, nil
+		select {
+		case r.moved <- struct{}{}:
+		default: // it is not read yet
+		}
+	}
+}
+
+// Delete implements filter.Receiver.
+func (r *nodeReceiver) Delete(*wire.Meta) {}
+
+// Failed implements filter.Receiver. Others who read the Node tell.
+func (r *nodeReceiver) Failed(error) {}
+
+// coordinatorReceiver learns the coordinators of a pool.
+type coordinatorReceiver struct {
+	*Discovery
+
+	of string
+}
+
+// Replace implements filter.Receiver.
+func (r *coordinatorReceiver) Replace(_ wire.Format, items []wire.Item) {
+	all := map[string]apps.YurtCoordinatorStatus{}
+	for i := range items {
+		status, err := statusOf(items[i].Raw)
+		if err != nil {
+			r.Failed(err)
+			return
+		}
+		all[items[i].Name] = status
+	}
+	r.learn(func() { r.coordinators = all })
+}
+
+// Put implements filter.Receiver.
+func (r *coordinatorReceiver) Put(_ wire.Format, m *wire.Meta, object []byte) {
+	status, err := statusOf(object)
+	if err != nil {
+		r.Failed(err)
+		return
+	}
+	r.learn(func() {
+		if r.coordinators == nil {
+			r.coordinators = map[string]apps.YurtCoordinatorStatus{}
+		}
+		r.coordinators[m.Name] = status
+	})
+}
+
+// Delete implements filter.Receiver.
+func (r *coordinatorReceiver) Delete(m *wire.Meta) {
+	r.learn(func() { delete(r.coordinators, m.Name) })
+}
+
+// Failed implements filter.Receiver. What is known stays: the coordinator is most needed when the cloud is away.
+func (r *coordinatorReceiver) Failed(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if text := err.Error(); text != r.problem {
+		r.problem = text
+		r.log.V(2).Info("The coordinators of the pool cannot be read", "pool", r.of, "reason", text)
+	}
+}
+
+// learn calls do unless the node is in another pool by now.
+func (r *coordinatorReceiver) learn(do func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.pool == r.of {
+		r.problem = ""
+		do()
+	}
+}
+
+func statusOf(object []byte) (apps.YurtCoordinatorStatus, error) {
+	var c apps.YurtCoordinator
+	if err := json.Unmarshal(object, &c); err != nil {
+		return c.Status, fmt.Errorf("reading a YurtCoordinator: %w", err)
+	}
+	return c.Status, nil
+}
