@@ -25,7 +25,7 @@ const (
 
 // newPool returns the hub's part in the governance of its pool.
 func newPool(discovery *pool.Discovery, p *proxy.Proxy, node *nodeCertificate, log logr.Logger) *pool.Pool {
-	return pool.New(pool.Options{Source: p.NewInventory(), Addresses: discovery.Addresses, Transport: poolTransport(discovery.CA, node.get), Log: log})
+	return pool.New(pool.Options{Source: p.NewInventory(), Addresses: discovery.Addresses, Changed: discovery.Changed(), Transport: poolTransport(discovery.CA, node.get), Log: log})
 }
 
 // poolTransport sends requests to a coordinator as the node. The coordinator's certificate must be signed by the pool's

@@ -31,8 +31,8 @@ const (
 type Discovery struct {
 	nodeName string
 	log      logr.Logger
-	// moved has a value when the pool of the node has changed.
-	moved chan struct{}
+	// moved has a value when the pool of the node has changed, and changed when a coordinator of it has.
+	moved, changed chan struct{}
 
 	mu sync.RWMutex
 	// pool is that of the node; "" if it is in none, or not known.
@@ -44,7 +44,7 @@ type Discovery struct {
 
 // NewDiscovery returns a Discovery. Run does the work.
 func NewDiscovery(nodeName string, log logr.Logger) *Discovery {
-	return &Discovery{nodeName: nodeName, log: log, moved: make(chan struct{}, 1)}
+	return &Discovery{nodeName: nodeName, log: log, moved: make(chan struct{}, 1), changed: make(chan struct{}, 1)}
 }
 
 // Addresses returns where the coordinator may be, as host:port: where it was last, and then the other nodes of the
@@ -57,6 +57,9 @@ func (d *Discovery) Addresses() []string {
 	}
 	return all
 }
+
+// Changed has a value when a coordinator of the pool has changed.
+func (d *Discovery) Changed() <-chan struct{} { return d.changed }
 
 // CA returns the CAs of the pool, in PEM; nil if it has no coordinator.
 func (d *Discovery) CA() []byte { return d.current().CABundle }
@@ -197,6 +200,10 @@ func (r *coordinatorReceiver) learn(do func()) {
 	if r.pool == r.of {
 		r.problem = ""
 		do()
+		select {
+		case r.changed <- struct{}{}:
+		default:
+		}
 	}
 }
 

@@ -51,6 +51,8 @@ type Options struct {
 	// Addresses returns those at which the coordinator may be, as host:port; none if there is no coordinator. The one
 	// that has answered last is asked first.
 	Addresses func() []string
+	// Changed has a value when Addresses returns others: the next round begins at once.
+	Changed <-chan struct{}
 	// Transport sends requests as the node.
 	Transport http.RoundTripper
 	Log       logr.Logger
@@ -125,6 +127,8 @@ func (p *Pool) Run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
+		case <-p.options.Changed:
+			pause = governance.BeatEvery
 		case <-time.After(pause - pause/8 + rand.N(pause/4)): // hubs that begin together do not stay together
 		}
 	}

@@ -17,7 +17,7 @@ import (
 // can intercept calls.
 func Client(funcs interceptor.Funcs, objects ...client.Object) client.WithWatch {
 	return fake.NewClientBuilder().WithScheme(kinds).
-		WithStatusSubresource(&gm.NodeGroup{}, &gm.PropagationPolicy{}, &gm.OverridePolicy{}, &apps.NodePool{}, &apps.UnitedDeployment{}, &capacity.CapacitySplit{}).
+		WithStatusSubresource(&gm.NodeGroup{}, &gm.PropagationPolicy{}, &gm.OverridePolicy{}, &apps.NodePool{}, &apps.UnitedDeployment{}, &apps.YurtCoordinator{}, &capacity.CapacitySplit{}).
 		WithInterceptorFuncs(funcs).WithObjects(objects...).Build()
 }
 
