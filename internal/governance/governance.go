@@ -28,7 +28,7 @@ const (
 	// ServerName is the name in the certificate of each coordinator. Its CA tells which pool it is of.
 	ServerName = "coordinator." + Namespace + ".svc"
 	// PeopleGroup is the organization of people's certificates: they may read, and use log, exec, attach and
-	// port-forward. Document 002 names it.
+	// port-forward (docs/sources.md, N10).
 	PeopleGroup = "openyurt:coordinators"
 	// APIServerGroup is the organization of the certificate with which the API server of a coordinator asks the
 	// hubs' pool ports.
@@ -36,9 +36,12 @@ const (
 	// HubSigner is the signer of the serving certificates of the hubs' pool ports. They are signed by the CA of the
 	// pool.
 	HubSigner = "atoll.dev/hub-serving"
-	// APIPort is the port of the API server of a coordinator, WriterPort that for uploads, and HubPort that of a hub
-	// for the coordinator.
-	APIPort, WriterPort, HubPort = 10270, 10271, 10262
+	// APIPort is the port of the API server of a coordinator.
+	APIPort = 10270
+	// WriterPort is the port of a coordinator for uploads.
+	WriterPort = 10271
+	// HubPort is the port of a hub for the API server of its pool's coordinator.
+	HubPort = 10262
 	// BeatEvery is the time between two beats of a hub.
 	BeatEvery = 2 * time.Second
 	// SilentAfter is how long a node that has sent no beat keeps its objects from other nodes.

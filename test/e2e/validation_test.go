@@ -28,7 +28,7 @@ func (f *fixture) dryRun(doc []byte) error {
 	if err := yaml.UnmarshalStrict(doc, &o.Object); err != nil {
 		return err
 	}
-	if kind := o.GetKind(); kind != "NodeGroup" && kind != "NodePool" && kind != "Namespace" {
+	if kind := o.GetKind(); kind != "NodeGroup" && kind != "NodePool" && kind != "YurtCoordinator" && kind != "Namespace" {
 		o.SetNamespace(f.ns)
 	}
 	strict := client.FieldValidation(metav1.FieldValidationStrict)

@@ -113,8 +113,7 @@ type YurtCoordinatorList struct {
 	Items []YurtCoordinator `json:"items"`
 }
 
-// Condition types of a YurtCoordinator, as document 002 names them. Its Ready is
-// ConditionReady.
+// Condition types of a YurtCoordinator (docs/sources.md, N3). Its Ready is ConditionReady.
 const (
 	// ConditionPending: the coordinator is not deployed, and the reason says why.
 	ConditionPending = "Pending"

@@ -70,7 +70,9 @@ type Reconciler struct {
 type scope struct {
 	// coordinator is the one of the pass; nil if it does not exist.
 	coordinator *apps.YurtCoordinator
-	observed    decide.Observed
+	// observed is what decides about all coordinators, once isObserved.
+	observed   decide.Observed
+	isObserved bool
 	// decision is that about coordinator, once isDecided.
 	decision  decide.Decision
 	isDecided bool
@@ -162,10 +164,13 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 			return err
 		}
 	}
-	if s.coordinator == nil {
-		return nil
+	if s.coordinator != nil {
+		if err := errors.Join(r.observePod(ctx, s), r.observeClientCA(ctx, s)); err != nil {
+			return err
+		}
 	}
-	return errors.Join(r.observePod(ctx, s), r.observeClientCA(ctx, s))
+	s.isObserved = true
+	return nil
 }
 
 // observePool reads the nodes of a pool that a coordinator is for.
@@ -247,7 +252,7 @@ func (r *Reconciler) observeClientCA(ctx context.Context, s *scope) error {
 
 // deploy decides about all coordinators, and writes the UnitedDeployment and the Service that they share.
 func (r *Reconciler) deploy(ctx context.Context, s *scope) error {
-	if s.failed != nil {
+	if !s.isObserved {
 		return nil
 	}
 	key := client.ObjectKey{Namespace: governance.Namespace, Name: workloadName}

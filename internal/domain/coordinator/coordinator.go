@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// minNodes is the least number of nodes of a pool for which a coordinator is deployed: document 002.
+	// minNodes is the least number of nodes of a pool for which a coordinator is deployed (docs/sources.md, N2).
 	minNodes = 3
 	// maxNames bounds the nodes that a message names.
 	maxNames = 3
