@@ -7,7 +7,7 @@
 //	cache      what was answered, on disk
 //	files      small files: those that others replace, and its own
 //	panics     catches panics outside of requests
-//	nodecert   the certificate of the node, if the hub requests one itself
+//	nodecert   the certificates of the node that the hub requests itself
 //	delivery   which pods may reach the node
 //	filter     what the proxy and filters of objects know of each other
 //	endpoints  which endpoints of Services clients get, with which addresses
@@ -15,6 +15,7 @@
 //	kubelet    what the hub asks the kubelet
 //	uplink     whether the cloud is reachable, and the connections to it
 //	pool       what the coordinator of the node's pool is told
+//	access     the port for the coordinator's API server: logs and exec for people
 //	proxy      the answers
 //	config     the configuration file
 package hub
@@ -40,6 +41,7 @@ import (
 
 	"github.com/go-logr/logr"
 
+	"github.com/atoll-k8s/atoll/internal/governance"
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/config"
 	"github.com/atoll-k8s/atoll/internal/hub/files"
@@ -83,6 +85,8 @@ type trial struct {
 	fail func(op string) error
 	// takeWithin is the hub's instead of proxy.TakeWithin.
 	takeWithin time.Duration
+	// access is the address of the port for the pool's API server.
+	access string
 }
 
 // http2 bounds what a connection of HTTP/2 holds. What a client has sent and nobody reads yet is in memory: of each
@@ -116,7 +120,8 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed 
 		servers = append(servers, server)
 	}
 	var cloud *uplink.Uplink
-	node := newNodeCertificate(c, func(r *http.Request, asNode bool) (*http.Response, error) { return cloud.RoundTrip(r, asNode) }, log)
+	send := func(r *http.Request, asNode bool) (*http.Response, error) { return cloud.RoundTrip(r, asNode) }
+	node := newNodeCertificate(c, send, log)
 	cloud = uplink.New(uplink.Options{
 		Servers: servers, Roots: followed.cloudRoots, NodeCertificate: node.get, NodeName: c.NodeName, Return: c.Cloud.ReturnWithin.Duration, Log: log.WithName("uplink"),
 	})
@@ -150,6 +155,7 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed 
 	}
 	p.LearnKept()
 	governed := newPool(c, p, node, log.WithName("pool"))
+	people := newAccess(c, cmp.Or(changed.access, fmt.Sprintf(":%d", governance.HubPort)), poolCA(c), p, send, log.WithName("access"))
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.Listen)
 	if err != nil {
 		return fmt.Errorf("listening for clients: %w", err)
@@ -172,7 +178,7 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed 
 		// The certificates of clients are judged for each request: see identity.Recognizer.
 		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: serving.get, ClientAuth: tls.RequestClientCert},
 	}
-	observed, err := (&parts{c.NodeName, cloud, node, serving, p, services, governed, caught}).observe()
+	observed, err := (&parts{c.NodeName, cloud, node, serving, p, services, governed, people, caught}).observe()
 	if err != nil {
 		return err
 	}
@@ -197,6 +203,9 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed 
 	}
 	if governed != nil {
 		tasks["telling the pool's coordinator"] = governed.Run
+	}
+	if people != nil {
+		tasks["serving the pool's API server"], tasks["the certificate for the pool's API server"] = people.Run, people.certificate.Run
 	}
 	for what, run := range tasks {
 		background.Go(func() { caught.Keep(ctx, what, run) })
