@@ -11,6 +11,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/controller/capacity"
+	"github.com/atoll-k8s/atoll/internal/controller/hubserving"
 	"github.com/atoll-k8s/atoll/internal/controller/nodegroup"
 	"github.com/atoll-k8s/atoll/internal/controller/nodepool"
 	"github.com/atoll-k8s/atoll/internal/controller/overridepolicy"
@@ -33,6 +34,8 @@ type Deps struct {
 	Namespace string
 	// Pools: NodePools and UnitedDeployments are reconciled.
 	Pools bool
+	// Coordinators: requests for the certificates of hubs in pools with a coordinator are signed.
+	Coordinators bool
 	// Pods reads and writes objects without a cache: pods, evictions, Jobs, volumes.
 	Pods     kubernetes.Interface
 	Walker   *owners.Walker
@@ -81,6 +84,9 @@ func Setup(mgr ctrl.Manager, d Deps) error {
 		setups["uniteddeployment"] = (&uniteddeployment.Reconciler{
 			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Recorder: events, Clock: clock.RealClock{}, Evictor: d.Evictor,
 		}).SetupWithManager
+	}
+	if d.Coordinators {
+		setups["hubserving"] = (&hubserving.Reconciler{Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Clock: clock.RealClock{}}).SetupWithManager
 	}
 	if d.Gangs != nil {
 		d.Gangs.Recorder, d.Gangs.Rules.Recorder = events, events
