@@ -28,7 +28,7 @@ const (
 	// ServerName is the name in the certificate of each coordinator. Its CA tells which pool it is of.
 	ServerName = "coordinator." + Namespace + ".svc"
 	// PeopleGroup is the organization of people's certificates: they may read, and use log, exec, attach and
-	// port-forward. Document 002 names it.
+	// port-forward (docs/sources.md, N10).
 	PeopleGroup = "openyurt:coordinators"
 	// APIServerGroup is the organization of the certificate with which the API server of a coordinator asks the
 	// hubs' pool ports.

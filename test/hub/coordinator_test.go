@@ -275,8 +275,8 @@ var versions = regexp.MustCompile(`(?m)^ *resourceVersion: .*\n`)
 
 // hubPort is the other field that differs, of a Node; both as JSON.
 var (
-	version = regexp.MustCompile(`"resourceVersion": "\d+"`)
-	hubPort = regexp.MustCompile(`("kubeletEndpoint": \{\s*"Port": )(\d+)`)
+	resourceVersion = regexp.MustCompile(`"resourceVersion": "\d+"`)
+	hubPort         = regexp.MustCompile(`("kubeletEndpoint": \{\s*"Port": )(\d+)`)
 )
 
 // nodeIsTheSame waits until the coordinator has the Node as the cloud has it, but for the port of its kubelet.
@@ -284,7 +284,7 @@ func (r *poolRig) nodeIsTheSame() {
 	r.Helper()
 	r.eventually("the Node is the same", func() error {
 		args := []string{"get", "nodes", nodeName, "-o", "json"}
-		here, there := version.ReplaceAllString(r.here(args...), ""), version.ReplaceAllString(r.there(args...), "")
+		here, there := resourceVersion.ReplaceAllString(r.here(args...), ""), resourceVersion.ReplaceAllString(r.there(args...), "")
 		was, is := hubPort.FindStringSubmatch(here), hubPort.FindStringSubmatch(there)
 		if was == nil || is == nil || is[2] != fmt.Sprint(governance.HubPort) || was[2] == is[2] {
 			return fmt.Errorf("the port of its kubelet is %q, and in the cloud %q", is, was)
