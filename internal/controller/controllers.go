@@ -12,6 +12,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/controller/capacity"
 	"github.com/atoll-k8s/atoll/internal/controller/coordinator"
+	"github.com/atoll-k8s/atoll/internal/controller/hubserving"
 	"github.com/atoll-k8s/atoll/internal/controller/nodegroup"
 	"github.com/atoll-k8s/atoll/internal/controller/nodepool"
 	"github.com/atoll-k8s/atoll/internal/controller/overridepolicy"
@@ -49,7 +50,8 @@ type Deps struct {
 	Gangs *podgroup.Reconciler
 	// Evictor bounds the evictions of all controllers together.
 	Evictor *eviction.Evictor
-	// Coordinators: YurtCoordinators are reconciled, and their pods have CoordinatorImages.
+	// Coordinators: YurtCoordinators are reconciled, their pods have CoordinatorImages, and requests for the certificates of
+	// hubs in their pools are signed.
 	Coordinators      bool
 	CoordinatorImages coordinator.Images
 }
@@ -90,6 +92,7 @@ func Setup(mgr ctrl.Manager, d Deps) error {
 		setups["coordinator"] = (&coordinator.Reconciler{
 			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Versions: d.Pods.Discovery(), Recorder: events, Clock: clock.RealClock{}, Images: d.CoordinatorImages,
 		}).SetupWithManager
+		setups["hubserving"] = (&hubserving.Reconciler{Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Clock: clock.RealClock{}}).SetupWithManager
 	}
 	if d.Gangs != nil {
 		d.Gangs.Recorder, d.Gangs.Rules.Recorder = events, events

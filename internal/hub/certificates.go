@@ -74,9 +74,12 @@ type nodeCertificate struct {
 	state func() (time.Time, error)
 }
 
+// sender sends a request to the cloud, as the node or as whom its headers say.
+type sender = func(r *http.Request, asNode bool) (*http.Response, error)
+
 // newNodeCertificate returns the certificate of the configuration. It may be missing until the kubelet
-// or the hub has got one. send sends a request to the cloud.
-func newNodeCertificate(c *config.Configuration, send func(*http.Request, bool) (*http.Response, error), log logr.Logger) *nodeCertificate {
+// or the hub has got one.
+func newNodeCertificate(c *config.Configuration, send sender, log logr.Logger) *nodeCertificate {
 	if c.Cloud.BootstrapKubeconfig != "" {
 		m := nodecert.New(nodecert.Options{
 			NodeName: c.NodeName, Directory: filepath.Join(c.Directory, "client"), Bootstrap: c.Cloud.BootstrapKubeconfig, Send: send, Now: time.Now, Log: log.WithName("nodecert"),

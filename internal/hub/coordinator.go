@@ -3,14 +3,21 @@ package hub
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"path/filepath"
 	"time"
 
 	"github.com/go-logr/logr"
+	certificatesv1 "k8s.io/api/certificates/v1"
 
 	"github.com/atoll-k8s/atoll/internal/governance"
+	"github.com/atoll-k8s/atoll/internal/hub/access"
+	"github.com/atoll-k8s/atoll/internal/hub/config"
+	"github.com/atoll-k8s/atoll/internal/hub/nodecert"
 	"github.com/atoll-k8s/atoll/internal/hub/pool"
 	"github.com/atoll-k8s/atoll/internal/hub/proxy"
 )
@@ -21,11 +28,68 @@ const (
 	dialWithin = 3 * time.Second
 	// pingAfter is when a silent connection is tried.
 	pingAfter = 5 * time.Second
+	// renewAccessFrom is the part of its life after which the certificate for the pool's API server is renewed, or a little
+	// later: about two thirds, so that a long cut leaves it valid.
+	renewAccessFrom = 0.6
 )
 
 // newPool returns the hub's part in the governance of its pool.
 func newPool(discovery *pool.Discovery, p *proxy.Proxy, node *nodeCertificate, log logr.Logger) *pool.Pool {
 	return pool.New(pool.Options{Source: p.NewInventory(), Addresses: discovery.Addresses, Changed: discovery.Changed(), Transport: poolTransport(discovery.CA, node.get), Log: log})
+}
+
+// poolAccess is the port for the API server of the pool, and the certificate with which it is served.
+type poolAccess struct {
+	*access.Port
+
+	certificate *nodecert.Manager
+}
+
+// status returns what is told of the port; nil if nobody misses it.
+func (a *poolAccess) status() *Access {
+	address, problem := a.State()
+	if errors.Is(problem, access.ErrNoCoordinator) {
+		return nil
+	}
+	s := &Access{Address: address, Certificate: certificateOf(a.certificate.State())}
+	if problem != nil {
+		s.Problem = problem.Error()
+	}
+	return s
+}
+
+// newAccess returns the port at an address. It is closed while the pool has no coordinator.
+func newAccess(c *config.Configuration, address string, discovery *pool.Discovery, p *proxy.Proxy, send sender, log logr.Logger) *poolAccess {
+	ca := func() ([]byte, error) {
+		if ca := discovery.CA(); ca != nil {
+			return ca, nil
+		}
+		return nil, access.ErrNoCoordinator
+	}
+	certificate := nodecert.New(nodecert.Options{
+		NodeName: c.NodeName, Directory: filepath.Join(c.Directory, "access"), Send: send, Now: time.Now, Log: log.WithName("nodecert"),
+		Purpose: &nodecert.Purpose{
+			Signer: governance.HubSigner, Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageServerAuth},
+			RenewFrom: renewAccessFrom,
+			Wanted: func() ([]net.IP, *x509.CertPool, error) {
+				text, err := ca()
+				if err != nil {
+					return nil, nil, err
+				}
+				roots, err := parsePool([][]byte{text})
+				if err != nil {
+					return nil, nil, fmt.Errorf("reading the CA of the pool: %w", err)
+				}
+				node, err := p.OwnNode()
+				if err != nil {
+					return nil, nil, err
+				}
+				addresses, err := governance.InternalIPs(node)
+				return addresses, roots, err
+			},
+		},
+	})
+	return &poolAccess{access.New(access.Options{Address: address, CA: ca, Certificate: certificate.Current, Kubelet: p.Kubelet, Now: time.Now, Log: log}), certificate}
 }
 
 // poolTransport sends requests to a coordinator as the node. The coordinator's certificate must be signed by the pool's

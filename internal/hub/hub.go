@@ -7,7 +7,7 @@
 //	cache      what was answered, on disk
 //	files      small files: those that others replace, and its own
 //	panics     catches panics outside of requests
-//	nodecert   the certificate of the node, if the hub requests one itself
+//	nodecert   the certificates of the node that the hub requests itself
 //	delivery   which pods may reach the node
 //	filter     what the proxy and filters of objects know of each other
 //	endpoints  which endpoints of Services clients get, with which addresses
@@ -15,6 +15,7 @@
 //	kubelet    what the hub asks the kubelet
 //	uplink     whether the cloud is reachable, and the connections to it
 //	pool       where the coordinator of the node's pool is, and what it is told
+//	access     the port for the coordinator's API server: logs and exec for people
 //	proxy      the answers
 //	config     the configuration file
 package hub
@@ -40,6 +41,7 @@ import (
 
 	"github.com/go-logr/logr"
 
+	"github.com/atoll-k8s/atoll/internal/governance"
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/config"
 	"github.com/atoll-k8s/atoll/internal/hub/files"
@@ -84,6 +86,8 @@ type trial struct {
 	fail func(op string) error
 	// takeWithin is the hub's instead of proxy.TakeWithin.
 	takeWithin time.Duration
+	// access is the address of the port for the pool's API server.
+	access string
 }
 
 // http2 bounds what a connection of HTTP/2 holds. What a client has sent and nobody reads yet is in memory: of each
@@ -117,7 +121,8 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed 
 		servers = append(servers, server)
 	}
 	var cloud *uplink.Uplink
-	node := newNodeCertificate(c, func(r *http.Request, asNode bool) (*http.Response, error) { return cloud.RoundTrip(r, asNode) }, log)
+	send := func(r *http.Request, asNode bool) (*http.Response, error) { return cloud.RoundTrip(r, asNode) }
+	node := newNodeCertificate(c, send, log)
 	cloud = uplink.New(uplink.Options{
 		Servers: servers, Roots: followed.cloudRoots, NodeCertificate: node.get, NodeName: c.NodeName, Return: c.Cloud.ReturnWithin.Duration, Log: log.WithName("uplink"),
 	})
@@ -152,6 +157,7 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed 
 	p.LearnKept()
 	discovery := pool.NewDiscovery(c.NodeName, log.WithName("pool"))
 	governed := newPool(discovery, p, node, log.WithName("pool"))
+	people := newAccess(c, cmp.Or(changed.access, fmt.Sprintf(":%d", governance.HubPort)), discovery, p, send, log.WithName("access"))
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.Listen)
 	if err != nil {
 		return fmt.Errorf("listening for clients: %w", err)
@@ -174,7 +180,7 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed 
 		// The certificates of clients are judged for each request: see identity.Recognizer.
 		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: serving.get, ClientAuth: tls.RequestClientCert},
 	}
-	observed, err := (&parts{c.NodeName, cloud, node, serving, p, services, governed, caught}).observe()
+	observed, err := (&parts{c.NodeName, cloud, node, serving, p, services, governed, people, caught}).observe()
 	if err != nil {
 		return err
 	}
@@ -197,6 +203,8 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed 
 		"removing what pods had that are gone": func(ctx context.Context) { every(ctx, proxy.RetainEvery, p.Retain) },
 		"finding the pool's coordinator":       func(ctx context.Context) { discovery.Run(ctx, p.Follow) },
 		"telling the pool's coordinator":       governed.Run,
+		"serving the pool's API server":        people.Run,
+		"the certificate of that port":         people.certificate.Run,
 		"keeping tokens":                       func(ctx context.Context) { keepTokens(ctx, tokens, save) },
 	}
 	for what, run := range tasks {

@@ -39,6 +39,8 @@ type Status struct {
 	Writes *Writes `json:"writes,omitempty"`
 	// Coordinator is that of the node's pool; nil if the pool has none.
 	Coordinator *pool.Status `json:"coordinator,omitempty"`
+	// Access is the port for the API server of that coordinator; nil as Coordinator.
+	Access *Access `json:"access,omitempty"`
 	// Removed is when it was last noticed that files of the cache were removed by others.
 	Removed time.Time `json:"removed,omitzero"`
 	// Cache is what is kept, the answers that were used last first.
@@ -54,6 +56,14 @@ type Cloud struct {
 	Reason string `json:"reason,omitempty"`
 	// Unready is since when no API server says that it is ready, and why; nil if one is.
 	Unready *Unready `json:"unready,omitempty"`
+}
+
+// Access is the port for the API server of the pool's coordinator.
+type Access struct {
+	// Address is where it is served, "" if it is not, and Problem why not.
+	Address     string      `json:"address,omitempty"`
+	Problem     string      `json:"problem,omitempty"`
+	Certificate Certificate `json:"certificate"`
 }
 
 // Unready is that no API server is ready, which alone does not make the cloud unreachable.
@@ -105,7 +115,8 @@ type parts struct {
 	serving     *serving
 	proxy       *proxy.Proxy
 	services    *endpoints.Filter
-	pool        *pool.Pool // or nil
+	pool        *pool.Pool  // or nil
+	access      *poolAccess // or nil
 	panics      *panics.Catcher
 }
 
@@ -136,6 +147,9 @@ func (h *parts) status() *Status {
 	}
 	if h.pool != nil {
 		s.Coordinator = h.pool.Status()
+	}
+	if h.access != nil {
+		s.Access = h.access.status()
 	}
 	s.Removed = h.proxy.Cache.Removed()
 	scopes := h.proxy.Cache.Scopes()
@@ -215,6 +229,11 @@ func (s *Status) Write(w io.Writer, now time.Time) error {
 		fmt.Fprintf(w, "coordinator of the pool: %s, for %s; %d objects, %d refused\n", c.Address, ago(c.Since), c.Objects, c.Refused)
 	} else if c != nil {
 		fmt.Fprintf(w, "coordinator of the pool: not up to date for %s: %s\n", ago(c.Since), strings.ReplaceAll(c.Reason, "\n", "; "))
+	}
+	if a := s.Access; a != nil && a.Problem == "" {
+		fmt.Fprintf(w, "logs and exec by the coordinator of the pool: served at %s, certificate until %s\n", a.Address, a.Certificate.Expires.UTC().Format(time.RFC3339))
+	} else if a != nil {
+		fmt.Fprintf(w, "logs and exec by the coordinator of the pool: not served: %s\n", strings.ReplaceAll(a.Problem, "\n", "; "))
 	}
 	if !s.Removed.IsZero() {
 		fmt.Fprintf(w, "cache: files of the hub's directory were removed while it runs, noticed %s ago\n", ago(s.Removed))

@@ -50,7 +50,7 @@ func TestStatusShowsTheNodeCertificate(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			handler, err := (&parts{"edge", cloud, cert, serving, &proxy.Proxy{Cache: store, Log: logr.Discard()}, endpoints.New(endpoints.Options{NodeName: "edge", Log: logr.Discard()}), nil, nil}).observe()
+			handler, err := (&parts{"edge", cloud, cert, serving, &proxy.Proxy{Cache: store, Log: logr.Discard()}, endpoints.New(endpoints.Options{NodeName: "edge", Log: logr.Discard()}), nil, nil, nil}).observe()
 			if err != nil {
 				t.Fatal(err)
 			}

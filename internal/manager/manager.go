@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/time/rate"
 	appsv1 "k8s.io/api/apps/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -247,6 +248,7 @@ func (p *parts) newManager(config *rest.Config) (ctrl.Manager, error) {
 			Namespaces: map[string]cache.Config{c.Namespace: {}},
 			Field:      fields.OneTermEqualSelector(metav1.ObjectNameField, workloadkind.ConfigMapName),
 		},
+		&certificatesv1.CertificateSigningRequest{}: {Field: fields.OneTermEqualSelector("spec.signerName", governance.HubSigner)},
 	}
 	renew, retry := c.LeaseDuration*2/3, c.LeaseDuration*2/15
 	mgr, err := ctrl.NewManager(config, ctrl.Options{

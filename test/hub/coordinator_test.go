@@ -276,6 +276,29 @@ func (c *coordinator) client(user string, groups ...string) kubernetes.Interface
 // versions are the lines that differ between the cloud and a coordinator.
 var versions = regexp.MustCompile(`(?m)^ *resourceVersion: .*\n`)
 
+// hubPort is the other field that differs, of a Node; both as JSON.
+var (
+	resourceVersion = regexp.MustCompile(`"resourceVersion": "\d+"`)
+	hubPort         = regexp.MustCompile(`("kubeletEndpoint": \{\s*"Port": )(\d+)`)
+)
+
+// nodeIsTheSame waits until the coordinator has the Node as the cloud has it, but for the port of its kubelet.
+func (r *poolRig) nodeIsTheSame() {
+	r.Helper()
+	r.eventually("the Node is the same", func() error {
+		args := []string{"get", "nodes", nodeName, "-o", "json"}
+		here, there := resourceVersion.ReplaceAllString(r.here(args...), ""), resourceVersion.ReplaceAllString(r.there(args...), "")
+		was, is := hubPort.FindStringSubmatch(here), hubPort.FindStringSubmatch(there)
+		if was == nil || is == nil || is[2] != fmt.Sprint(governance.HubPort) || was[2] == is[2] {
+			return fmt.Errorf("the port of its kubelet is %q, and in the cloud %q", is, was)
+		}
+		if there = hubPort.ReplaceAllString(there, "${1}"+was[2]); here != there {
+			return fmt.Errorf("the cloud has\n%s\nand the coordinator\n%s", short(here), short(there))
+		}
+		return nil
+	})
+}
+
 // here and there return what kubectl prints in the cloud, and at the coordinator.
 func (r *poolRig) here(args ...string) string {
 	return r.print(r.KubeconfigPath(), args...)
@@ -316,7 +339,7 @@ func (r *poolRig) testSame() {
 	if pods := r.podsAreTheSame(); strings.Count(pods, "kind: Pod\n") != 3 {
 		r.Errorf("the pods are\n%s", pods)
 	}
-	r.same("get", "nodes", nodeName, "-o", "yaml")
+	r.nodeIsTheSame()
 	if settings := r.same("get", "configmaps", "-n", namespace, "settings-00", "-o", "yaml"); !strings.Contains(settings, "name: settings-00") {
 		r.Errorf("the ConfigMap of the pods is\n%s", settings)
 	}
@@ -519,7 +542,7 @@ func (r *poolRig) testForeignUploads() {
 		}
 	}
 	r.podsAreTheSame()
-	r.same("get", "nodes", nodeName, "-o", "yaml")
+	r.nodeIsTheSame()
 }
 
 func (r *poolRig) testKills() {

@@ -68,7 +68,8 @@ func TestTheCoordinatorOnRealNodes(t *testing.T) {
 		run  func(*poolRig)
 	}{
 		{"a pool gets its coordinator", (*poolRig).testDeployed},
-		{"people see the pool, cut off", (*poolRig).testPeople},
+		{"people look and act in the pool, cut off", (*poolRig).testPeople},
+		{"the hubs' pool ports are for the coordinator only", (*poolRig).testPoolPorts},
 		{"its node dies", (*poolRig).testDeadNode},
 		{"nothing is left of it", (*poolRig).testDeleted},
 	} {
@@ -151,11 +152,25 @@ func (r *poolRig) testDeployed() {
 	for _, node := range poolNodes {
 		r.create(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-" + node}, Spec: corev1.PodSpec{
 			NodeName: node, Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-			Containers: []corev1.Container{{Name: "web", Image: devcluster.PauseImage, Args: []string{"serve", ":8080"}, ImagePullPolicy: corev1.PullNever}},
+			Volumes: []corev1.Volume{{Name: "data"}}, // an emptyDir
+			Containers: []corev1.Container{{
+				Name: "web", Image: devcluster.PauseImage, Args: []string{"serve", ":8080"}, ImagePullPolicy: corev1.PullNever, Stdin: true,
+				VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: "/data"}},
+			}},
 		}})
 	}
 	r.isReady("")
 	r.sees(r.other(), poolNodes...)
+	for _, node := range poolNodes {
+		r.eventually("the hub of "+node+" has its certificate, and serves the coordinator", func() error {
+			out, err := r.get(node, "http://127.0.0.1:10267/status")
+			if err == nil && !strings.Contains(out, `"access":{"address":"[::]:10262"`) {
+				_, out, _ = strings.Cut(out, `"coordinator"`)
+				err = fmt.Errorf("it says %s", out)
+			}
+			return err
+		})
+	}
 }
 
 func (r *poolRig) pendingFor(reason string) func() error {
@@ -224,9 +239,101 @@ func (r *poolRig) testPeople() {
 			r.Errorf("kubectl %s: %v %s, want the way to the cloud", strings.Join(args, " "), err, out)
 		}
 	}
+	for _, on := range poolNodes {
+		r.use("cut off,", from, on)
+	}
+	for _, program := range []string{atoll.Hub, devcluster.Kubelet} { // nothing of what is shown or allowed is remembered
+		if err := r.RestartOn(r.Context(), from, program); err != nil {
+			r.Fatal(err)
+		}
+	}
+	r.use("after a restart of hub and kubelet,", from, from)
 	r.cut(false, poolNodes...)
 	for _, node := range poolNodes {
 		r.eventually("the node "+node+" is back", r.ready(node, corev1.ConditionTrue))
+	}
+}
+
+// use runs, on a node, what people use in the pod of another one.
+func (r *poolRig) use(when, from, on string) {
+	r.Helper()
+	pod := "web-" + on
+	for what, tc := range map[string]struct {
+		args []string
+		want string
+	}{
+		"logs": {[]string{"logs", pod}, "serving as " + pod},
+		"exec": {[]string{"exec", pod, "--", "/pause", "get", "http://127.0.0.1:8080"}, pod},
+	} {
+		r.eventually(when+" "+what+" works", func() error {
+			out, err := r.people(from, tc.args...)
+			if err == nil && !strings.Contains(out, tc.want) {
+				err = fmt.Errorf("it prints %q", out)
+			}
+			return err
+		})
+	}
+	shell := func(what, script, want string) {
+		r.Helper()
+		kubectl := r.BinaryPath("kubectl") + " --kubeconfig=" + r.kubeconfig
+		out, err := r.RunOn(r.Context(), from, "/bin/sh", "-c", "cd "+r.T.TempDir()+" && "+strings.NewReplacer("KUBECTL", kubectl, "POD", pod).Replace(script))
+		if err != nil || !strings.Contains(out, want) {
+			r.Errorf("%s %s prints %q, %v", when, what, out, err)
+		}
+	}
+	shell("exec with input", "echo hello | timeout 60 KUBECTL exec -i POD -- /pause echo", "hello")
+	shell("cp", "echo copied >there && timeout 60 KUBECTL cp there POD:/data/here && timeout 60 KUBECTL cp POD:/data/here back && cat back", "copied")
+	shell("attach", "timeout 3 KUBECTL attach POD -i </dev/null; test $? -eq 0 -o $? -eq 124 && echo attached", "attached")
+	shell("port-forward", "KUBECTL port-forward POD 18080:8080 >log 2>&1 & forward=$!; for n in 1 2 3 4 5 6 7 8 9 10; do sleep 1; "+
+		filepath.Join(r.Dir(), "bin", "devcluster-pause")+" get http://127.0.0.1:18080 && break; done; kill $forward", pod)
+	r.Logf("%s logs, exec, cp, attach and port-forward work on %s for people on %s", when, on, from)
+}
+
+// testPoolPorts: whoever is not the API server of the pool is refused at the ports of the hubs, on whichever node.
+func (r *poolRig) testPoolPorts() {
+	from, dir := r.other(), r.T.TempDir()
+	for secret, fields := range map[string][]string{"coordinator-edge": {"apiserver.crt", "apiserver.key", "ca.crt"}, "kubeconfig-edge": {"tls.crt", "tls.key"}} {
+		var s corev1.Secret
+		if err := r.client.Get(r.Context(), client.ObjectKey{Namespace: "atoll-pools", Name: secret}, &s); err != nil {
+			r.Fatal(err)
+		}
+		for _, field := range fields {
+			if err := os.WriteFile(filepath.Join(dir, field), s.Data[field], 0o600); err != nil {
+				r.Fatal(err)
+			}
+		}
+	}
+	c, err := r.coordinator()
+	if err != nil {
+		r.Fatal(err)
+	}
+	if _, err := os.Stat("/usr/bin/curl"); err != nil {
+		r.Skip("this needs curl: ", err)
+	}
+	asks := func(cert, key, path string) error {
+		args := []string{"--silent", "--show-error", "--fail", "--max-time", "20", "--cacert", filepath.Join(dir, "ca.crt"), fmt.Sprintf("https://%s:10262%s", c.Status.Addresses[0], path)}
+		if cert != "" {
+			args = append(args, "--cert", cert, "--key", key)
+		}
+		_, err := r.RunOn(r.Context(), from, "/usr/bin/curl", args...)
+		return err
+	}
+	file := func(name string) string { return filepath.Join(dir, name) }
+	if err := asks(file("apiserver.crt"), file("apiserver.key"), "/metrics/resource"); err != nil {
+		r.Errorf("the API server of the pool is refused: %v", err)
+	}
+	for what, err := range map[string]error{
+		"a pod with hostNetwork": asks("", "", "/metrics/resource"),
+		"a person":               asks(file("tls.crt"), file("tls.key"), "/metrics/resource"),
+		"a node":                 asks("/run/node/node.pem", "/run/node/node.pem", "/metrics/resource"),
+		"another path":           asks(file("apiserver.crt"), file("apiserver.key"), "/pods"),
+	} {
+		if err == nil {
+			r.Errorf("%s is not refused", what)
+		}
+	}
+	if out, err := r.people(from, "get", "--raw", "/api/v1/nodes/"+from+"/proxy/pods"); err == nil || !strings.Contains(err.Error(), "orbidden") {
+		r.Errorf("a person uses the proxy to a node: %s, %v", out, err)
 	}
 }
 

@@ -1,6 +1,7 @@
-// Package writer takes what the hubs of a pool upload, and puts it into the etcd of the pool's coordinator,
-// byte for byte as the cloud has answered it, behind the back of the API server there: through its API
-// nothing could be created with the uid, the age and the status that an object has in the cloud.
+// Package writer takes what the hubs of a pool upload, and puts it into the etcd of the pool's coordinator, byte
+// for byte as the cloud has answered it, except for the kubelet's port of a Node, behind the back of the API
+// server there: through its API nothing could be created with the uid, the age and the status that an object has
+// in the cloud.
 //
 // What may be put there is decided by records and object. All changes are made one after the other, each as
 // a transaction that fails if etcd is another one than was loaded.
@@ -277,7 +278,11 @@ func (w *Writer) put(node string, r *http.Request) (answer struct{}, err error) 
 		return answer, malformed{fmt.Errorf("reading %s: %w", ref, err)}
 	}
 	return answer, w.with(r.Context(), func(ctx context.Context, s *records.Set) error {
-		o, err := object.Read(ref, content) // one at a time: it may take many times the memory of content
+		content, err := object.Stored(ref, content)
+		var o *object.Object
+		if err == nil {
+			o, err = object.Read(ref, content) // one at a time: it may take many times the memory of content
+		}
 		if err != nil {
 			return &records.Refusal{Reason: records.Malformed, Message: err.Error()}
 		}

@@ -1,4 +1,5 @@
-// Package kubelet reaches the kubelet of the node for who has the node's certificate, with and without the cloud.
+// Package kubelet reaches the kubelet of the node, with and without the cloud: its logs for who has the node's
+// certificate, and more for the API server of the node's pool.
 // The kubelet is asked with a token that the hub has made, and asks the API server whose that is and what it may.
 // These questions come through the hub, which answers them itself, for this token only: nobody else ever has it.
 package kubelet
@@ -14,10 +15,13 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	stdlog "log"
 	"net/http"
+	"net/http/httputil"
 	"net/url"
 	"os"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -54,6 +58,8 @@ type Kubelet struct {
 	// token is shown to the kubelet, and uid is that of its user. Both are random, and in memory only.
 	token, uid string
 	transport  *http.Transport
+	// open tells that requests of the pool's API server are passed on.
+	open atomic.Bool
 }
 
 // New returns the kubelet of a node. It serves at an address and port, with the first certificate of the first file in
@@ -129,14 +135,50 @@ func (k *Kubelet) Log(ctx context.Context, namespace, pod string, query url.Valu
 	if response.StatusCode == http.StatusOK {
 		return response, nil
 	}
+	if err := refusal(response); err != nil {
+		return nil, err
+	}
+	return nil, &RefusedError{response.StatusCode, reasonIn(response)}
+}
+
+// reasonIn reads why the kubelet has refused a request.
+func reasonIn(response *http.Response) string {
 	defer response.Body.Close()
 	reason, _ := io.ReadAll(io.LimitReader(response.Body, maxReason))
-	text := strings.TrimSpace(string(reason))
+	return strings.TrimSpace(string(reason))
+}
+
+// refusal returns the error of an answer if the kubelet refuses the hub itself.
+func refusal(response *http.Response) error {
 	switch response.StatusCode {
 	case http.StatusUnauthorized, http.StatusForbidden:
-		return nil, fmt.Errorf("the kubelet refuses the hub (%s %s): it needs authentication.webhook.enabled and authorization.mode Webhook, and a kubeconfig that leads to the hub", response.Status, text)
+		return fmt.Errorf("the kubelet refuses the hub (%s %s): it needs authentication.webhook.enabled and authorization.mode Webhook, and a kubeconfig that leads to the hub", response.Status, reasonIn(response))
 	}
-	return nil, &RefusedError{response.StatusCode, text}
+	return nil
+}
+
+// Open says whether requests of the pool's API server are passed on. A kubelet remembers for some minutes what it was
+// allowed.
+func (k *Kubelet) Open(is bool) { k.open.Store(is) }
+
+// Pass passes a request of the pool's API server on, which its caller has checked, with the hub's token. It writes why a
+// request fails.
+func (k *Kubelet) Pass(w http.ResponseWriter, r *http.Request) {
+	(&httputil.ReverseProxy{
+		Rewrite: func(p *httputil.ProxyRequest) {
+			p.Out.URL.Scheme, p.Out.URL.Host, p.Out.Host = "https", k.address, ""
+			for name := range p.Out.Header {
+				if strings.HasPrefix(name, "Impersonate-") || strings.HasPrefix(name, "X-Remote-") {
+					p.Out.Header.Del(name)
+				}
+			}
+			p.Out.Header.Set("Authorization", "Bearer "+k.token)
+		},
+		Transport: k.transport, FlushInterval: -1, ModifyResponse: refusal, ErrorLog: stdlog.New(io.Discard, "", 0), // the client gets the error
+		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		},
+	}).ServeHTTP(w, r)
 }
 
 // Review answers a TokenReview or a SubjectAccessReview of the kubelet that is about the hub. It returns nil for all
@@ -163,11 +205,25 @@ func (k *Kubelet) Review(question []byte) runtime.Object {
 			return nil
 		}
 		review.APIVersion, review.Kind = authorizationv1.SchemeGroupVersion.String(), "SubjectAccessReview"
-		a := review.Spec.ResourceAttributes
-		review.Status.Allowed = a != nil && a.Verb == "get" && a.Group == "" && a.Resource == "nodes" && a.Subresource == "proxy" && a.Name == k.nodeName
+		review.Status.Allowed = k.allows(review.Spec.ResourceAttributes)
 		return review
 	}
 	return nil
+}
+
+// allows reports whether the hub needs a right. A kubelet has none that is smaller than nodes/proxy for logs, exec,
+// attach and port-forward.
+func (k *Kubelet) allows(a *authorizationv1.ResourceAttributes) bool {
+	if a == nil || a.Group != "" || a.Resource != "nodes" || a.Name != k.nodeName {
+		return false
+	}
+	switch a.Verb + " " + a.Subresource {
+	case "get proxy": // logs, also those for the node itself
+		return true
+	case "create proxy", "get stats", "get metrics":
+		return k.open.Load()
+	}
+	return false
 }
 
 // ReasonOf returns the code and the text for a client whose request failed.

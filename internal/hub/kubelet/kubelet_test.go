@@ -34,7 +34,7 @@ func encode(t *testing.T, encoding string, object runtime.Object) []byte {
 	return text.Bytes()
 }
 
-// TestOnlyTheHubsTokenIsKnown: and only for the logs of this node. All other questions are for the API server.
+// TestOnlyTheHubsTokenIsKnown: and only for the logs of this node, and for what people need while they have access. All other questions are for the API server.
 func TestOnlyTheHubsTokenIsKnown(t *testing.T) {
 	k := New("a", "", "")
 	if other := New("a", "", ""); other.token == k.token || other.uid == k.uid || len(k.token) < 40 {
@@ -68,6 +68,23 @@ func TestOnlyTheHubsTokenIsKnown(t *testing.T) {
 		for a, want := range map[*authorizationv1.ResourceAttributes]bool{proxy: true, &create: false, &other: false, nil: false} {
 			if r, is := k.Review(encode(t, encoding, access(user, k.uid, a))).(*authorizationv1.SubjectAccessReview); !is || r.Status.Allowed != want || r.Kind == "" {
 				t.Errorf("%s: %+v is answered %+v, want %t", encoding, a, r, want)
+			}
+		}
+	}
+	right := func(verb, subresource string) *authorizationv1.ResourceAttributes {
+		return &authorizationv1.ResourceAttributes{Verb: verb, Version: "v1", Resource: "nodes", Subresource: subresource, Name: "a"}
+	}
+	for _, open := range []bool{false, true, false} {
+		k.Open(open)
+		for a, want := range map[*authorizationv1.ResourceAttributes]bool{
+			right("get", "proxy"): true, right("create", "proxy"): open, right("get", "stats"): open, right("get", "metrics"): open,
+			right("create", "stats"): false, right("update", "proxy"): false, right("", "proxy"): false, right("get", ""): false, right("get", "log"): false,
+			right("get", "pods"): false, right("get", "configz"): false, right("create", "checkpoint"): false, right("get", "healthz"): false, right("*", "*"): false,
+			{Verb: "create", Resource: "nodes", Subresource: "proxy", Name: "b"}: false, {Verb: "create", Group: "x", Resource: "nodes", Subresource: "proxy", Name: "a"}: false,
+			{Verb: "create", Resource: "pods", Subresource: "proxy", Name: "a"}: false,
+		} {
+			if r, is := k.Review(encode(t, encodings[0], access(user, k.uid, a))).(*authorizationv1.SubjectAccessReview); !is || r.Status.Allowed != want {
+				t.Errorf("open %t: %s %s of %s/%s is answered %+v, want %t", open, a.Verb, a.Subresource, a.Resource, a.Name, r, want)
 			}
 		}
 	}
@@ -141,5 +158,29 @@ func TestTheTokenReachesTheKubeletOnly(t *testing.T) {
 		t.Error("without a container the kubelet is asked")
 	} else if got, _ := ReasonOf(err); got != http.StatusBadRequest || errors.Is(err, os.ErrNotExist) {
 		t.Errorf("without a container the answer is %d", got)
+	}
+}
+
+// TestPassedRequestsFail with the reason, and without a word of the token.
+func TestPassedRequestsFail(t *testing.T) {
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		http.Error(w, "Forbidden (user=atoll:hub)", http.StatusForbidden)
+	}))
+	defer server.Close()
+	file := filepath.Join(t.TempDir(), "kubelet.crt")
+	k := New("a", strings.TrimPrefix(server.URL, "https://"), file)
+	pass := func() (int, string) {
+		w := httptest.NewRecorder()
+		k.Pass(w, httptest.NewRequest(http.MethodPost, "/exec/default/web/c?command=ls", nil))
+		return w.Code, w.Body.String()
+	}
+	if code, text := pass(); code != http.StatusServiceUnavailable || !strings.Contains(text, "serving certificate") {
+		t.Errorf("without the kubelet's certificate the answer is %d %s", code, text)
+	}
+	if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, text := pass(); code != http.StatusServiceUnavailable || !strings.Contains(text, "authentication.webhook.enabled") || !strings.Contains(text, "user=atoll:hub") || strings.Contains(text, k.token) {
+		t.Errorf("if the kubelet does not ask the hub, the answer is %d %s", code, text)
 	}
 }

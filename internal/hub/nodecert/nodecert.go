@@ -1,6 +1,6 @@
-// Package nodecert requests a client certificate of the node from the API servers, and renews it, as a
-// kubelet does: a CertificateSigningRequest with a bootstrap token at first, and with the certificate
-// itself later. It must not know how the API servers are reached.
+// Package nodecert requests certificates of the node from the API servers, and renews them: its client certificate, as
+// a kubelet does, by a CertificateSigningRequest with a bootstrap token at first and with the certificate itself later;
+// and others, of other signers, always as the node. It must not know how the API servers are reached.
 //
 // This is not k8s.io/client-go/util/certificate, which needs the clients of all kinds: 13 MB of program
 // and 10 MB of memory on each node. That package also forgets a certificate that looks expired when it
@@ -16,13 +16,16 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
+	certificatesv1 "k8s.io/api/certificates/v1"
 
 	"github.com/atoll-k8s/atoll/internal/hub/files"
 )
@@ -36,9 +39,9 @@ const (
 	againAfter, maxAgain, afterRefusal = 2 * time.Second, 30 * time.Second, 10 * time.Minute
 	// answerWithin bounds the wait for an answer.
 	answerWithin = 15 * time.Second
-	// renewFrom and renewTo are the parts of the life of a certificate between which it is renewed, by
-	// chance, so that the nodes of a cluster do not ask at the same time.
-	renewFrom, renewTo = 0.7, 0.9
+	// renewFrom and renewSpread say between which parts of the life of a certificate it is renewed, by chance, so that the
+	// nodes of a cluster do not ask at the same time.
+	renewFrom, renewSpread = 0.7, 0.2
 )
 
 // The files in the directory of a Manager.
@@ -56,15 +59,28 @@ type Options struct {
 	// Bootstrap is the path of a kubeconfig with a bootstrap token. It is read only when there is no
 	// certificate that can be used.
 	Bootstrap string
-	// Send sends a request to an API server: as the node, with the certificate of Current, or as whom its
-	// headers say.
+	// Purpose is what the certificate is for; nil for the client certificate of the node. With a purpose there is no
+	// Bootstrap.
+	Purpose *Purpose
+	// Send sends a request to an API server: as the node, with its client certificate, or as whom its headers say.
 	Send func(r *http.Request, asNode bool) (*http.Response, error)
 	// Now is the clock.
 	Now func() time.Time
 	Log logr.Logger
 }
 
-// Manager has the certificate of the node. It is safe for concurrent use.
+// Purpose is what a certificate is for that is not the client certificate of the node.
+type Purpose struct {
+	Signer string
+	Usages []certificatesv1.KeyUsage
+	// Wanted returns the addresses that the certificate is to be for, and the CAs that clients trust. While it returns an
+	// error, no certificate is requested.
+	Wanted func() (addresses []net.IP, roots *x509.CertPool, err error)
+	// RenewFrom is the part of its life after which a certificate is renewed.
+	RenewFrom float64
+}
+
+// Manager has a certificate of the node. It is safe for concurrent use.
 type Manager struct {
 	o Options
 	// repeats are the attempts with the same outcome before the last one, and wasWaiting is whether that
@@ -84,7 +100,8 @@ type Manager struct {
 
 // New returns a Manager with the certificate that was kept, if there is one.
 func New(o Options) *Manager {
-	m := &Manager{o: o, share: renewFrom + rand.Float64()*(renewTo-renewFrom)}
+	m := &Manager{o: o}
+	m.share = m.nextShare()
 	text, err := files.Read(m.path(certFile))
 	if err == nil {
 		var pair *tls.Certificate
@@ -98,6 +115,14 @@ func New(o Options) *Manager {
 		o.Log.Error(err, "The certificate of the node cannot be read, and is requested anew", "file", m.path(certFile))
 	}
 	return m
+}
+
+func (m *Manager) nextShare() float64 {
+	from := renewFrom
+	if m.o.Purpose != nil {
+		from = m.o.Purpose.RenewFrom
+	}
+	return from + rand.Float64()*renewSpread
 }
 
 func (m *Manager) path(name string) string { return filepath.Join(m.o.Directory, name) }
@@ -135,7 +160,10 @@ func (m *Manager) State() (expires time.Time, problem error) {
 func (m *Manager) Run(ctx context.Context) {
 	for {
 		pause := lookEvery
-		if m.isDue() {
+		switch isDue, err := m.isDue(); {
+		case err != nil:
+			pause = againAfter
+		case isDue:
 			pause = m.attempt(ctx)
 		}
 		m.save()
@@ -156,10 +184,36 @@ func renewAt(leaf *x509.Certificate, share float64) time.Time {
 	return leaf.NotBefore.Add(time.Duration(share * float64(leaf.NotAfter.Sub(leaf.NotBefore))))
 }
 
-func (m *Manager) isDue() bool {
+// isDue reports whether a certificate is to be requested. The error is that of Wanted.
+func (m *Manager) isDue() (bool, error) {
+	if p := m.o.Purpose; p != nil {
+		if _, _, err := p.Wanted(); err != nil {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			m.problem = err
+			return false, err
+		}
+	}
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.current == nil || !m.o.Now().Before(renewAt(m.current.Leaf, m.share))
+	current := m.current
+	m.mu.Unlock()
+	return current == nil || !m.o.Now().Before(renewAt(current.Leaf, m.share)) || m.o.Purpose.misfit(current.Leaf) != nil, nil
+}
+
+// misfit returns why a certificate cannot be used for a purpose. Its time does not matter.
+func (p *Purpose) misfit(leaf *x509.Certificate) error {
+	if p == nil {
+		return nil
+	}
+	addresses, roots, err := p.Wanted()
+	if err != nil {
+		return nil // nobody knows
+	}
+	if !slices.EqualFunc(addresses, leaf.IPAddresses, net.IP.Equal) {
+		return fmt.Errorf("it is for %v, not for %v", leaf.IPAddresses, addresses)
+	}
+	_, err = leaf.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: leaf.NotBefore, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+	return err
 }
 
 // attempt asks once, and returns the time until the next attempt.
@@ -231,9 +285,13 @@ func (m *Manager) request(ctx context.Context) error {
 		m.forgetPending()
 		return fmt.Errorf("reading the certificate of CertificateSigningRequest %q: it is not a new one: %w", csr.Name, errRefused)
 	}
+	if err := m.o.Purpose.misfit(pair.Leaf); err != nil {
+		m.forgetPending()
+		return fmt.Errorf("reading the certificate of CertificateSigningRequest %q: %w: %w", csr.Name, errRefused, err)
+	}
 	m.mu.Lock()
 	m.current, m.unsaved = pair, append(append([]byte{}, issued...), keyText...)
-	m.share = renewFrom + rand.Float64()*(renewTo-renewFrom)
+	m.share = m.nextShare()
 	m.mu.Unlock()
 	m.save()
 	return nil

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"math/big"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -26,6 +27,8 @@ import (
 	"github.com/go-logr/logr"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/atoll-k8s/atoll/internal/machinery/certs"
 )
 
 const day = 24 * time.Hour
@@ -445,4 +448,106 @@ func TestNoPartOfATokenIsInAnError(t *testing.T) {
 	if _, err := readToken(path); err == nil || strings.Contains(err.Error(), "secret-token") {
 		t.Errorf("the error is %v", err)
 	}
+}
+
+// TestACertificateOfAnotherSigner is requested as the node, and again when its addresses or the CA are others.
+func TestACertificateOfAnotherSigner(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCloud(t)
+		c.life = 5 * day
+		ca, err := certs.NewCA(time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		trusted, addresses, unknown := ca.Cert, []string{"10.0.0.1"}, errors.New("no CA")
+		c.decide = func(csr *certificatesv1.CertificateSigningRequest) {
+			request := c.requestOf(csr)
+			if csr.Spec.SignerName != "atoll.dev/x" || !slices.Equal(csr.Spec.Usages, []certificatesv1.KeyUsage{"server auth"}) || request.Subject.CommonName != "system:node:edge" || !slices.Equal(request.Subject.Organization, []string{"system:nodes"}) {
+				t.Errorf("the request is %+v, %s", csr.Spec, request.Subject)
+			}
+			leaf := certs.Leaf{CommonName: request.Subject.CommonName, Groups: request.Subject.Organization}
+			for _, ip := range request.IPAddresses {
+				leaf.Names = append(leaf.Names, ip.String())
+			}
+			issued, err := certs.IssueTo(ca, request.PublicKey, leaf, certs.Period{From: time.Now(), To: time.Now().Add(c.life)})
+			if err != nil {
+				t.Error(err)
+			}
+			csr.Status.Certificate = issued
+		}
+		manager := func() *Manager {
+			return New(Options{NodeName: "edge", Directory: filepath.Join(c.dir, "access"), Send: c.send, Now: time.Now, Log: logr.Discard(), Purpose: &Purpose{
+				Signer: "atoll.dev/x", Usages: []certificatesv1.KeyUsage{"server auth"}, RenewFrom: 0.6,
+				Wanted: func() (ips []net.IP, roots *x509.CertPool, err error) {
+					for _, address := range addresses {
+						ips = append(ips, net.ParseIP(address))
+					}
+					roots = x509.NewCertPool()
+					roots.AppendCertsFromPEM(trusted)
+					return ips, roots, unknown
+				},
+			}})
+		}
+		m := manager()
+		c.run(m, 10*time.Minute)
+		if _, err := m.Current(); err == nil || !strings.Contains(err.Error(), "no CA") || len(c.requests) > 0 {
+			t.Errorf("without a CA there are %d requests, and the reason is %v", len(c.requests), err)
+		}
+		unknown = nil
+		c.run(m, 2*time.Minute)
+		leaf := func(what string, address string, requests int) *x509.Certificate {
+			t.Helper()
+			pair, err := m.Current()
+			if err != nil {
+				t.Fatalf("%s: %v", what, err)
+			}
+			if got := fmt.Sprint(pair.Leaf.IPAddresses); got != "["+address+"]" || len(c.requests) != requests {
+				t.Errorf("%s: the certificate is for %s, after %d requests", what, got, len(c.requests))
+			}
+			return pair.Leaf
+		}
+		first := leaf("at first", "10.0.0.1", 1)
+		if !slices.Equal(c.callers, []string{"node"}) {
+			t.Errorf("%v have asked", c.callers)
+		}
+		c.away = errors.New("away")
+		m = manager()
+		c.run(m, time.Hour)
+		if !leaf("after a restart without the cloud", "10.0.0.1", 1).Equal(first) {
+			t.Error("it is another one")
+		}
+		c.away, unknown = nil, errors.New("no CA")
+		c.run(m, time.Hour)
+		leaf("without a CA", "10.0.0.1", 1)
+		unknown, addresses = nil, []string{"10.0.0.2"}
+		c.run(m, 2*time.Minute)
+		leaf("after a change of the address", "10.0.0.2", 2)
+		old := ca
+		if ca, err = certs.NewCA(time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		trusted = append(slices.Clone(ca.Cert), old.Cert...)
+		c.run(m, 10*time.Minute)
+		leaf("while the old CA is trusted", "10.0.0.2", 2)
+		trusted = ca.Cert
+		c.run(m, 2*time.Minute)
+		third := leaf("with another CA", "10.0.0.2", 3)
+		if ca, err = certs.NewCA(time.Now()); err != nil { // the hub does not know it yet
+			t.Fatal(err)
+		}
+		c.run(m, 82*c.life/100)
+		if !leaf("with a CA that nobody trusts", "10.0.0.2", len(c.requests)).Equal(third) {
+			t.Error("it is one that nobody trusts")
+		}
+		if n := len(c.requests); n < 10 || n > 6*30 { // one in ten minutes, of 30 hours at most
+			t.Errorf("there are %d requests", n)
+		}
+		trusted = ca.Cert
+		c.run(m, 20*time.Minute)
+		leaf("once the CA is known", "10.0.0.2", len(c.requests))
+		renewed, _ := m.Current()
+		if renewed.Leaf.Equal(third) {
+			t.Error("it is not renewed")
+		}
+	})
 }

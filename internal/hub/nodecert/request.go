@@ -63,30 +63,40 @@ func judge(csr *certificatesv1.CertificateSigningRequest) (issued []byte, err er
 }
 
 // ensureRequest returns the request for a certificate of the key, which it makes if it is not there.
-// The name of a request follows from its key.
+// The name of a request follows from its key and what it is for.
 func (m *Manager) ensureRequest(ctx context.Context, key *ecdsa.PrivateKey) (*certificatesv1.CertificateSigningRequest, error) {
 	public, err := x509.MarshalPKIXPublicKey(key.Public())
 	if err != nil {
 		return nil, fmt.Errorf("encoding a key: %w", err)
 	}
-	sum := sha256.Sum256(append(public, m.o.NodeName...))
-	name := "node-csr-" + hex.EncodeToString(sum[:20])
+	template := &x509.CertificateRequest{Subject: pkix.Name{CommonName: commonName(m.o.NodeName), Organization: []string{nodes}}}
+	spec := certificatesv1.CertificateSigningRequestSpec{
+		SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
+		Usages:     []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
+	}
+	identity, prefix := append(public, m.o.NodeName...), "node-csr-"
+	if p := m.o.Purpose; p != nil {
+		if template.IPAddresses, _, err = p.Wanted(); err != nil {
+			return nil, err
+		}
+		spec.SignerName, spec.Usages = p.Signer, p.Usages
+		identity, prefix = fmt.Append(identity, p.Signer, template.IPAddresses), "hub-csr-"
+	}
+	sum := sha256.Sum256(identity)
+	name := prefix + hex.EncodeToString(sum[:20])
 	csr, err := m.call(ctx, http.MethodGet, path+"/"+name, nil)
 	if code := (*codeError)(nil); !errors.As(err, &code) || code.code != http.StatusNotFound {
 		return csr, err
 	}
-	template := &x509.CertificateRequest{Subject: pkix.Name{CommonName: commonName(m.o.NodeName), Organization: []string{nodes}}}
 	der, err := x509.CreateCertificateRequest(rand.Reader, template, key)
 	if err != nil {
 		return nil, fmt.Errorf("making a request for a certificate: %w", err)
 	}
+	spec.Request = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 	return m.call(ctx, http.MethodPost, path, &certificatesv1.CertificateSigningRequest{
 		TypeMeta:   metav1.TypeMeta{APIVersion: certificatesv1.SchemeGroupVersion.String(), Kind: "CertificateSigningRequest"},
 		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: certificatesv1.CertificateSigningRequestSpec{
-			Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
-			Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
-		},
+		Spec:       spec,
 	})
 }
 
@@ -104,9 +114,12 @@ func (e *codeError) Error() string {
 	return fmt.Sprintf("the API server answers %d: %s", e.code, e.message)
 }
 
-// call asks an API server with the certificate, or with the bootstrap token if there is no certificate
-// or it is not accepted.
+// call asks an API server with the client certificate of the node, or with the bootstrap token if there is no
+// certificate or it is not accepted.
 func (m *Manager) call(ctx context.Context, method, path string, body *certificatesv1.CertificateSigningRequest) (*certificatesv1.CertificateSigningRequest, error) {
+	if m.o.Purpose != nil {
+		return m.callAs(ctx, "", method, path, body)
+	}
 	if _, err := m.Current(); err == nil {
 		csr, err := m.callAs(ctx, "", method, path, body)
 		if code := (*codeError)(nil); !errors.As(err, &code) || code.code != http.StatusUnauthorized {

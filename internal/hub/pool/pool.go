@@ -30,7 +30,7 @@ const (
 	// roundWithin bounds one round. What is not uploaded by then is in the next one.
 	roundWithin = 30 * time.Second
 	// maxPause is the longest time between two rounds while no coordinator answers.
-	maxPause = 30 * time.Second
+	maxPause = 8 * time.Second
 	// againAfter is when an object is uploaded again that the coordinator has refused.
 	againAfter = time.Minute
 	// maxReason bounds what is read of the reason for a refusal, in bytes.

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/atoll-k8s/atoll/internal/governance"
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/request"
@@ -141,16 +143,48 @@ func (i *Inventory) Body(ref governance.Ref) ([]byte, error) {
 	if !has {
 		return nil, errUnknown
 	}
-	view, err := i.proxy.Cache.Peek(key)
+	_, body, err := i.proxy.keptAt(key, ref)
+	return body, err
+}
+
+// keptAt returns an object as a scope has it, with its apiVersion and kind.
+func (p *Proxy) keptAt(key string, ref governance.Ref) (contentType string, body []byte, err error) {
+	view, err := p.Cache.Peek(key)
 	if err != nil {
-		return nil, err
+		return "", nil, err
 	}
 	defer view.Close()
 	h, err := decodeHead(view.Head())
 	if err != nil {
+		return "", nil, err
+	}
+	body, err = h.objectIn(view, ref.Namespace, ref.Name)
+	return h.ContentType, body, err
+}
+
+// OwnNode returns the Node of the node as the cloud has answered it last.
+func (p *Proxy) OwnNode() (*corev1.Node, error) {
+	ref := governance.Ref{Resource: "nodes", Name: p.Recognizer.NodeName}
+	var newest cache.Scope
+	scopes := p.Cache.Scopes()
+	for n := range scopes {
+		if reads, is := p.isForInventory(&scopes[n]); is && reads == ref && scopes[n].Written.After(newest.Written) {
+			newest = scopes[n]
+		}
+	}
+	contentType, body, err := p.keptAt(newest.Key, ref)
+	if err != nil {
+		return nil, fmt.Errorf("reading what is kept of the Node: %w", err)
+	}
+	object, err := decode(contentType, body, corev1.SchemeGroupVersion.WithKind("Node"))
+	if err != nil {
 		return nil, err
 	}
-	return h.objectIn(view, ref.Namespace, ref.Name)
+	node, is := object.(*corev1.Node)
+	if !is {
+		return nil, fmt.Errorf("reading what is kept of the Node: it is a %T", object)
+	}
+	return node, nil
 }
 
 // ownLease returns the node's Lease as the cloud has it since the node's last write, if the hub has seen that.

@@ -57,6 +57,9 @@ func TestInventory(t *testing.T) {
 			}}
 			n.Proxy.Cloud = cloud
 			i := n.NewInventory()
+			if _, err := n.OwnNode(); err == nil {
+				t.Error("there is a Node that nobody has read")
+			}
 			if _, err := i.Items(); err == nil {
 				t.Error("before the kubelet has listed its pods, the node has nothing")
 			}
@@ -77,6 +80,9 @@ func TestInventory(t *testing.T) {
 			}
 			if got := n.listed(i); !slices.Equal(got, want) {
 				t.Errorf("without a change, the inventory is %q, want %q", got, want)
+			}
+			if node, err := n.OwnNode(); err != nil || node.Name != "a" || node.ResourceVersion != "3" {
+				t.Errorf("the Node is %+v, %v", node, err)
 			}
 			list("7", *pod("web", "1", 7, nil))
 			delete(cloud.at, settings)

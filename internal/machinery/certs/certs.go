@@ -6,6 +6,7 @@ package certs
 
 import (
 	"bytes"
+	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -138,14 +139,42 @@ func IssueUnder(ca Pair, leaf Leaf, now time.Time) (Pair, error) {
 
 // IssueFor creates a key and a certificate that the CA signs, valid for a period.
 func IssueFor(ca Pair, leaf Leaf, period Period) (Pair, error) {
-	caCert, err := ParseCert(ca.Cert)
+	caCert, caKey, err := parseCA(ca)
 	if err != nil {
-		return Pair{}, fmt.Errorf("reading the CA: %w", err)
+		return Pair{}, err
 	}
-	caKey, err := parseKey(ca.Key)
+	return sign(templateOf(leaf, period), nil, caCert, caKey)
+}
+
+// IssueTo creates a certificate that the CA signs, in PEM, for who has the key of a public one. It is valid no longer
+// than the CA's own certificate.
+func IssueTo(ca Pair, public crypto.PublicKey, leaf Leaf, period Period) ([]byte, error) {
+	caCert, caKey, err := parseCA(ca)
 	if err != nil {
-		return Pair{}, fmt.Errorf("reading the CA's key: %w", err)
+		return nil, err
 	}
+	if period.From.Before(caCert.NotBefore) {
+		period.From = caCert.NotBefore
+	}
+	if period.To.After(caCert.NotAfter) {
+		period.To = caCert.NotAfter
+	}
+	return signFor(templateOf(leaf, period), public, caCert, caKey)
+}
+
+func parseCA(ca Pair) (*x509.Certificate, *ecdsa.PrivateKey, error) {
+	cert, err := ParseCert(ca.Cert)
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading the CA: %w", err)
+	}
+	key, err := parseKey(ca.Key)
+	if err != nil {
+		return nil, nil, fmt.Errorf("reading the CA's key: %w", err)
+	}
+	return cert, key, nil
+}
+
+func templateOf(leaf Leaf, period Period) *x509.Certificate {
 	template := &x509.Certificate{
 		Subject:     pkix.Name{CommonName: leaf.CommonName, Organization: leaf.Groups},
 		NotBefore:   period.From,
@@ -163,7 +192,7 @@ func IssueFor(ca Pair, leaf Leaf, period Period) (Pair, error) {
 			template.DNSNames = append(template.DNSNames, name)
 		}
 	}
-	return sign(template, nil, caCert, caKey)
+	return template
 }
 
 // sign creates a certificate for a key; for a new one if key is nil. Without a parent the certificate
@@ -176,22 +205,30 @@ func sign(template *x509.Certificate, key *ecdsa.PrivateKey, parent *x509.Certif
 	if err != nil {
 		return Pair{}, fmt.Errorf("making a key: %w", err)
 	}
-	template.SerialNumber, err = rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
-	if err != nil {
-		return Pair{}, fmt.Errorf("making a serial number: %w", err)
-	}
 	if parent == nil {
 		parent, parentKey = template, key
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), parentKey)
+	cert, err := signFor(template, key.Public(), parent, parentKey)
 	if err != nil {
-		return Pair{}, fmt.Errorf("signing a certificate for %q: %w", template.Subject.CommonName, err)
+		return Pair{}, err
 	}
 	keyPEM, err := keyutil.MarshalPrivateKeyToPEM(key)
 	if err != nil {
 		return Pair{}, fmt.Errorf("encoding a key: %w", err)
 	}
-	return Pair{Cert: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), Key: keyPEM}, nil
+	return Pair{Cert: cert, Key: keyPEM}, nil
+}
+
+// signFor creates a certificate for a public key, in PEM.
+func signFor(template *x509.Certificate, public crypto.PublicKey, parent *x509.Certificate, parentKey *ecdsa.PrivateKey) (cert []byte, err error) {
+	if template.SerialNumber, err = rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127)); err != nil {
+		return nil, fmt.Errorf("making a serial number: %w", err)
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, public, parentKey)
+	if err != nil {
+		return nil, fmt.Errorf("signing a certificate for %q: %w", template.Subject.CommonName, err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), nil
 }
 
 // Fresh returns true if the CA has signed the pair, it is for the common name, the groups and all

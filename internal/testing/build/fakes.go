@@ -1,6 +1,7 @@
 package build
 
 import (
+	certificatesv1 "k8s.io/api/certificates/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,7 +18,7 @@ import (
 // can intercept calls.
 func Client(funcs interceptor.Funcs, objects ...client.Object) client.WithWatch {
 	return fake.NewClientBuilder().WithScheme(kinds).
-		WithStatusSubresource(&gm.NodeGroup{}, &gm.PropagationPolicy{}, &gm.OverridePolicy{}, &apps.NodePool{}, &apps.UnitedDeployment{}, &apps.YurtCoordinator{}, &capacity.CapacitySplit{}).
+		WithStatusSubresource(&gm.NodeGroup{}, &gm.PropagationPolicy{}, &gm.OverridePolicy{}, &apps.NodePool{}, &apps.UnitedDeployment{}, &apps.YurtCoordinator{}, &capacity.CapacitySplit{}, &certificatesv1.CertificateSigningRequest{}).
 		WithInterceptorFuncs(funcs).WithObjects(objects...).Build()
 }
 

@@ -1,0 +1,233 @@
+// Package access serves the API server of the pool's coordinator: for people's logs, exec, attach and port-forward it
+// passes requests on to the kubelet of the node, which does not know that API server. It must not know how the kubelet
+// is reached, and where certificates and the pool's CA come from.
+package access
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/atoll-k8s/atoll/internal/governance"
+	"github.com/atoll-k8s/atoll/internal/machinery/bounded"
+)
+
+const (
+	// lookEvery is the time between two looks at whether the port can be served, and is served still with reason.
+	lookEvery = 2 * time.Second
+	// maxConnections bounds the connections of all clients: each log, exec, attach and port-forward is one.
+	maxConnections = 256
+)
+
+// ErrNoCoordinator is the error of a CA while the pool has no coordinator. Nobody misses the port then.
+var ErrNoCoordinator = errors.New("the pool has no coordinator")
+
+// Kubelet is that of the node.
+type Kubelet interface {
+	// Open says whether requests are passed on.
+	Open(is bool)
+	// Pass passes a request on, which was checked.
+	Pass(w http.ResponseWriter, r *http.Request)
+}
+
+// Options configure a Port.
+type Options struct {
+	// Address is host:port.
+	Address string
+	// CA returns the CAs of the pool, in PEM. While it returns an error, the port is closed.
+	CA func() ([]byte, error)
+	// Certificate returns that with which the port is served. Without one, the port is closed.
+	Certificate func() (*tls.Certificate, error)
+	Kubelet     Kubelet
+	// Now is the clock.
+	Now func() time.Time
+	Log logr.Logger
+}
+
+// Port is the port for the API server of the pool. It is safe for concurrent use.
+type Port struct {
+	o Options
+
+	mu      sync.Mutex
+	address string // at which it is served; "" while it is closed
+	problem error  // why it is closed
+}
+
+// New returns a port that Run serves.
+func New(o Options) *Port { return &Port{o: o, problem: errors.New("it is not served yet")} }
+
+// State returns the address at which the port is served, or "" and the reason.
+func (p *Port) State() (address string, problem error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.address, p.problem
+}
+
+// Run serves the port while there are a CA and a certificate, until ctx is done. An address that is in use is tried again.
+func (p *Port) Run(ctx context.Context) {
+	logged := ""
+	for {
+		err := p.serve(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		p.settle("", err)
+		text := err.Error()
+		if text != logged && !errors.Is(err, ErrNoCoordinator) {
+			p.o.Log.Info("People cannot use logs and exec of this node at the pool's coordinator", "reason", text)
+		}
+		logged = text
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(lookEvery):
+		}
+	}
+}
+
+func (p *Port) settle(address string, problem error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.address, p.problem = address, problem
+}
+
+// ready returns why the port cannot be served.
+func (p *Port) ready() error {
+	_, err := p.roots()
+	if err == nil {
+		if _, err = p.o.Certificate(); err != nil {
+			err = fmt.Errorf("reading the certificate of the port: %w", err)
+		}
+	}
+	return err
+}
+
+// serve serves the port as long as it is ready, and returns why it does not. All requests have ended then.
+func (p *Port) serve(ctx context.Context) error {
+	if err := p.ready(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var requests sync.WaitGroup
+	port := &bounded.Port{
+		Name: "pool", Address: p.o.Address, Connections: maxConnections, NoOwnProbes: true, Log: p.o.Log,
+		// Of HTTP/1.1 a connection can be upgraded to a stream. It has no other bound of time than that of its two ends.
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			requests.Add(1)
+			defer requests.Done()
+			within, end := context.WithCancel(r.Context()) // the server does not end what was upgraded
+			defer end()
+			defer context.AfterFunc(ctx, end)()
+			p.pass(w, r.WithContext(within))
+		}),
+		TLS: &tls.Config{
+			MinVersion: tls.VersionTLS13, ClientAuth: tls.RequireAnyClientCert, VerifyConnection: p.verify, SessionTicketsDisabled: true,
+			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return p.o.Certificate() },
+		},
+	}
+	listener, err := port.Listen(ctx)
+	if err != nil {
+		return err
+	}
+	p.settle(listener.Addr().String(), nil)
+	p.o.Kubelet.Open(true)
+	defer p.o.Kubelet.Open(false)
+	go p.watch(ctx, cancel)
+	err = port.Serve(ctx, listener)
+	cancel(err)
+	requests.Wait()
+	if cause := context.Cause(ctx); cause != nil {
+		return cause
+	}
+	return err
+}
+
+// watch ends ctx once the port cannot be served any more.
+func (p *Port) watch(ctx context.Context, cancel context.CancelCauseFunc) {
+	ticker := time.NewTicker(lookEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		if err := p.ready(); err != nil {
+			cancel(err)
+		}
+	}
+}
+
+func (p *Port) roots() (*x509.CertPool, error) {
+	text, err := p.o.CA()
+	if err != nil {
+		return nil, err
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(text) {
+		return nil, errors.New("reading the CA of the pool: it has no certificate in PEM")
+	}
+	return roots, nil
+}
+
+// verify returns an error unless the client is the API server of the pool. The pool's CA signs the certificates of people
+// too.
+func (p *Port) verify(c tls.ConnectionState) error {
+	roots, err := p.roots()
+	if err != nil {
+		return err
+	}
+	if len(c.PeerCertificates) == 0 {
+		return errors.New("a client certificate is needed")
+	}
+	leaf := c.PeerCertificates[0]
+	if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: p.o.Now(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+		return err
+	}
+	if !slices.Contains(leaf.Subject.Organization, governance.APIServerGroup) {
+		return fmt.Errorf("the certificate of %q is not that of an API server of the pool", leaf.Subject.CommonName)
+	}
+	return nil
+}
+
+// pass answers a request.
+func (p *Port) pass(w http.ResponseWriter, r *http.Request) {
+	if err := p.verify(*r.TLS); err != nil { // a connection may be older than what is true now
+		http.Error(w, err.Error(), http.StatusUnauthorized)
+		return
+	}
+	if !isAllowed(r) {
+		http.Error(w, "the port for the pool's API server has logs, exec, attach, port-forward, stats/summary and metrics/resource only", http.StatusForbidden)
+		return
+	}
+	p.o.Kubelet.Pass(w, r)
+}
+
+// names are the numbers of names that follow in the paths of a kubelet that are passed on: namespace, pod, container.
+var names = map[string]int{"containerLogs": 3, "exec": 3, "attach": 3, "portForward": 2}
+
+// isAllowed reports whether a request is one of those that are passed on.
+func isAllowed(r *http.Request) bool {
+	if r.URL.RawPath != "" { // it has escapes that a kubelet could read as another path
+		return false
+	}
+	switch r.URL.Path {
+	case "/stats/summary", "/metrics/resource":
+		return r.Method == http.MethodGet
+	}
+	parts := strings.Split(strings.TrimPrefix(r.URL.Path, "/"), "/")
+	want, known := names[parts[0]]
+	return known && len(parts) == want+1 && (r.Method == http.MethodGet || r.Method == http.MethodPost) &&
+		!slices.ContainsFunc(parts[1:], func(name string) bool { return len(validation.IsDNS1123Subdomain(name)) > 0 })
+}
