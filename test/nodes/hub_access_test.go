@@ -9,12 +9,17 @@ import (
 	"testing"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
@@ -143,7 +148,28 @@ func (r *accessRig) startSigner() {
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: governance.Namespace}},
 		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: governance.Namespace, Name: governance.CASecret("edge")}, Data: map[string][]byte{"ca.crt": r.ca.Cert, "ca.key": r.ca.Key}},
 	)
-	mgr, err := ctrl.NewManager(r.AdminConfig(), ctrl.Options{Scheme: manager.Scheme(), Metrics: server.Options{BindAddress: "0"}})
+	// With the rights of the controller's markers, and no others.
+	meta, subjects := metav1.ObjectMeta{Namespace: governance.Namespace, Name: "signer"}, []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: "signer"}}
+	const certificates = "certificates.k8s.io"
+	r.create(
+		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "signer"}, Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{certificates}, Resources: []string{"certificatesigningrequests"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{certificates}, Resources: []string{"certificatesigningrequests/approval", "certificatesigningrequests/status"}, Verbs: []string{"update"}},
+			{APIGroups: []string{certificates}, Resources: []string{"signers"}, ResourceNames: []string{governance.HubSigner}, Verbs: []string{"approve", "sign"}},
+			{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list"}},
+		}},
+		&rbacv1.Role{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get"}}}},
+		&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "signer"}, Subjects: subjects, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "signer"}},
+		&rbacv1.RoleBinding{ObjectMeta: meta, Subjects: subjects, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "signer"}},
+	)
+	config := rest.CopyConfig(r.AdminConfig())
+	config.Impersonate.UserName = "signer"
+	mgr, err := ctrl.NewManager(config, ctrl.Options{
+		Scheme: manager.Scheme(), Metrics: server.Options{BindAddress: "0"},
+		Cache: cache.Options{ByObject: map[client.Object]cache.ByObject{
+			&certificatesv1.CertificateSigningRequest{}: {Field: fields.OneTermEqualSelector("spec.signerName", governance.HubSigner)},
+		}},
+	})
 	if err == nil {
 		err = (&hubserving.Reconciler{Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Clock: clock.RealClock{}}).SetupWithManager(mgr)
 	}
