@@ -7,9 +7,11 @@ import (
 
 	"github.com/atoll-k8s/atoll/internal/hub/panics"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
+	"github.com/atoll-k8s/atoll/internal/machinery/bounded"
 )
 
-// registerMetrics adds the metrics of the connection to the cloud, of the node's certificate, and of panics.
+// registerMetrics adds the metrics of the connection to the cloud, of the node's certificate, of panics, and of the port
+// for the pool's API server.
 func registerMetrics(registry prometheus.Registerer, cloud *uplink.Uplink, cert *nodeCertificate, caught *panics.Catcher) error {
 	online := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Namespace: "atoll", Subsystem: "hub", Name: "cloud_online",
@@ -42,5 +44,9 @@ func registerMetrics(registry prometheus.Registerer, cloud *uplink.Uplink, cert 
 		Namespace: "atoll", Subsystem: "hub", Name: "panics_total",
 		Help: "Panics that were caught. The piece of work in which one happens is lost, and the log has its stack. None is expected.",
 	}, func() float64 { return float64(caught.Caught()) })
-	return errors.Join(registry.Register(online), registry.Register(expires), registry.Register(refused), registry.Register(panicked))
+	var errs []error
+	for _, c := range append(bounded.Collectors(), online, expires, refused, panicked) {
+		errs = append(errs, registry.Register(c))
+	}
+	return errors.Join(errs...)
 }

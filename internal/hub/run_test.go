@@ -47,13 +47,13 @@ func runHub(t *testing.T, dir string, cloud *httptest.Server) *running {
 }
 
 // tryHub runs a hub of which something is changed.
-func tryHub(t *testing.T, dir string, cloud *httptest.Server, changed trial) *running {
+func tryHub(t *testing.T, dir string, cloud *httptest.Server, changed trial, configure ...func(*config.Configuration)) *running {
 	t.Helper()
 	r := &running{T: t, dir: dir, cloud: cloud, ended: make(chan error, 1)}
 	ca, err := certs.NewCA(time.Now())
 	if err == nil {
 		var leaf certs.Pair
-		leaf, err = certs.Issue(ca, certs.Leaf{CommonName: "system:node:a"}, time.Now())
+		leaf, err = certs.Issue(ca, certs.Leaf{CommonName: "system:node:a", Groups: []string{"system:nodes"}}, time.Now())
 		r.write("node.pem", append(leaf.Cert, leaf.Key...))
 	}
 	if err != nil {
@@ -69,6 +69,9 @@ func tryHub(t *testing.T, dir string, cloud *httptest.Server, changed trial) *ru
 			ReturnWithin: &metav1.Duration{},
 		},
 		Cache: config.Cache{MaxSize: resource.NewQuantity(64<<20, resource.BinarySI)},
+	}
+	for _, one := range configure {
+		one(c)
 	}
 	serves := make(chan string, 1)
 	log := funcr.New(func(_, args string) {

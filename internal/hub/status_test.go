@@ -112,7 +112,7 @@ func TestStatusShowsRefusals(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	handler, err := (&parts{"edge", cloud, cert, serving, &proxy.Proxy{Cloud: cloud, Cache: store, Log: logr.Discard()}, endpoints.New(endpoints.Options{NodeName: "edge", Log: logr.Discard()}), nil, nil}).observe()
+	handler, err := (&parts{"edge", cloud, cert, serving, &proxy.Proxy{Cloud: cloud, Cache: store, Log: logr.Discard()}, endpoints.New(endpoints.Options{NodeName: "edge", Log: logr.Discard()}), nil, nil, nil}).observe()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -183,6 +183,15 @@ func TestTheStatusTellsOfTheCoordinator(t *testing.T) {
 	} {
 		var text strings.Builder
 		if err := (&Status{Coordinator: c}).Write(&text, now); err != nil || !strings.Contains(text.String(), want) {
+			t.Errorf("the status is %s, want %s", text.String(), want)
+		}
+	}
+	for want, a := range map[string]*Access{
+		"logs and exec by the coordinator of the pool: served at [::]:10262, certificate until 1970-01-01T00:16:40Z\n": {Address: "[::]:10262", Certificate: Certificate{Expires: now}},
+		"logs and exec by the coordinator of the pool: not served: no CA; nor elsewhere\n":                             {Problem: "no CA\nnor elsewhere"},
+	} {
+		var text strings.Builder
+		if err := (&Status{Access: a}).Write(&text, now); err != nil || !strings.Contains(text.String(), want) {
 			t.Errorf("the status is %s, want %s", text.String(), want)
 		}
 	}

@@ -3,6 +3,8 @@ package manager
 import (
 	"github.com/prometheus/client_golang/prometheus"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"github.com/atoll-k8s/atoll/internal/machinery/bounded"
 )
 
 var bypassesTotal = prometheus.NewCounter(prometheus.CounterOpts{
@@ -12,4 +14,5 @@ var bypassesTotal = prometheus.NewCounter(prometheus.CounterOpts{
 
 func init() {
 	metrics.Registry.MustRegister(bypassesTotal)
+	metrics.Registry.MustRegister(bounded.Collectors()...)
 }

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"net"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 
@@ -140,7 +141,7 @@ func TestJudge(t *testing.T) {
 			f.csr.Spec.Request = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: []byte("x")})
 		}, "spec.request"},
 		"two requests": {func(f *forged) {
-			f.csr.Spec.Request = append(requestOf(t, "a", nil).Spec.Request, requestOf(t, "b", nil).Spec.Request...)
+			f.csr.Spec.Request = slices.Concat(requestOf(t, "a", nil).Spec.Request, requestOf(t, "b", nil).Spec.Request)
 		}, "must be one CERTIFICATE REQUEST"},
 		"a wrong signature": {func(f *forged) {
 			block, _ := pem.Decode(requestOf(t, "a", nil).Spec.Request)

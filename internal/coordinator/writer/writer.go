@@ -278,15 +278,15 @@ func (w *Writer) put(node string, r *http.Request) (answer struct{}, err error) 
 		return answer, malformed{fmt.Errorf("reading %s: %w", ref, err)}
 	}
 	return answer, w.with(r.Context(), func(ctx context.Context, s *records.Set) error {
-		content, err := object.Stored(ref, content)
 		var o *object.Object
+		stored, err := object.Stored(ref, content)
 		if err == nil {
-			o, err = object.Read(ref, content) // one at a time: it may take many times the memory of content
+			o, err = object.Read(ref, stored) // one at a time: it may take many times the memory of content
 		}
 		if err != nil {
 			return &records.Refusal{Reason: records.Malformed, Message: err.Error()}
 		}
-		record := records.Record{UID: o.UID, Version: o.Version, Node: node, Bytes: int64(len(content)), Names: o.Names}
+		record := records.Record{UID: o.UID, Version: o.Version, Node: node, Bytes: int64(len(stored)), Names: o.Names}
 		for _, name := range o.Names {
 			record.Bytes += int64(len(name.Key()))
 		}
@@ -296,7 +296,7 @@ func (w *Writer) put(node string, r *http.Request) (answer struct{}, err error) 
 		if s.Has(ref, o.UID, o.Version) {
 			return nil
 		}
-		if err := w.storage.Put(ctx, ref, record, content); err != nil {
+		if err := w.storage.Put(ctx, ref, record, stored); err != nil {
 			return err
 		}
 		return w.remove(ctx, s, s.Put(ref, record))

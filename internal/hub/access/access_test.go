@@ -391,7 +391,7 @@ func TestOneClientCannotTakeAllConnections(t *testing.T) {
 	var connections []net.Conn
 	for range maxConnections {
 		if conn, err := net.Dial("tcp", n.address); err == nil {
-			defer conn.Close()
+			t.Cleanup(func() { _ = conn.Close() })
 			connections = append(connections, conn)
 		}
 	}

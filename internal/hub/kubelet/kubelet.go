@@ -176,7 +176,7 @@ func (k *Kubelet) Pass(w http.ResponseWriter, r *http.Request) {
 		},
 		Transport: k.transport, FlushInterval: -1, ModifyResponse: refusal, ErrorLog: stdlog.New(io.Discard, "", 0), // the client gets the error
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			http.Error(w, "asking the kubelet: "+err.Error(), http.StatusServiceUnavailable)
 		},
 	}).ServeHTTP(w, r)
 }

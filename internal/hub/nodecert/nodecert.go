@@ -200,19 +200,19 @@ func (m *Manager) isDue() (bool, error) {
 	return current == nil || !m.o.Now().Before(renewAt(current.Leaf, m.share)) || m.o.Purpose.misfit(current.Leaf) != nil, nil
 }
 
-// misfit returns why a certificate cannot be used for a purpose. Its time does not matter.
+// misfit returns why a certificate cannot be used for a purpose, nil while nobody knows. Its time does not matter.
 func (p *Purpose) misfit(leaf *x509.Certificate) error {
 	if p == nil {
 		return nil
 	}
-	addresses, roots, err := p.Wanted()
-	if err != nil {
-		return nil // nobody knows
+	addresses, roots, unknown := p.Wanted()
+	if unknown != nil {
+		return nil //nolint:nilerr // what is there serves on
 	}
 	if !slices.EqualFunc(addresses, leaf.IPAddresses, net.IP.Equal) {
 		return fmt.Errorf("it is for %v, not for %v", leaf.IPAddresses, addresses)
 	}
-	_, err = leaf.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: leaf.NotBefore, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+	_, err := leaf.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: leaf.NotBefore, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
 	return err
 }
 

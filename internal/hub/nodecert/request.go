@@ -74,7 +74,7 @@ func (m *Manager) ensureRequest(ctx context.Context, key *ecdsa.PrivateKey) (*ce
 		SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
 		Usages:     []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
 	}
-	identity, prefix := append(public, m.o.NodeName...), "node-csr-"
+	identity, prefix := slices.Concat(public, []byte(m.o.NodeName)), "node-csr-"
 	if p := m.o.Purpose; p != nil {
 		if template.IPAddresses, _, err = p.Wanted(); err != nil {
 			return nil, err

@@ -1,9 +1,6 @@
 package bounded
 
-import (
-	"github.com/prometheus/client_golang/prometheus"
-	"sigs.k8s.io/controller-runtime/pkg/metrics"
-)
+import "github.com/prometheus/client_golang/prometheus"
 
 // Reason is why a connection or a request was refused.
 type Reason string
@@ -24,7 +21,7 @@ const (
 
 var refusedTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 	Namespace: "atoll", Subsystem: "port", Name: "refused_total",
-	Help: "Connections and requests that were refused by port (webhooks, extender, metrics, probes, profile) and reason: connections or busy (the client has its share, or the request has waited for too long), size, time (it did not arrive in time).",
+	Help: "Connections and requests that were refused by port (webhooks, extender, metrics, probes, profile; of a hub: pool) and reason: connections or busy (the client has its share, or the request has waited for too long), size, time (it did not arrive in time).",
 }, []string{"port", "reason"})
 
 var panicsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -32,9 +29,8 @@ var panicsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 	Help: "Requests whose handler panicked, by port. The connection was closed, or a pod was created without a change. The log has the stack.",
 }, []string{"port"})
 
-func init() {
-	metrics.Registry.MustRegister(refusedTotal, panicsTotal)
-}
+// Collectors returns the metrics of all ports, for a registry of the process.
+func Collectors() []prometheus.Collector { return []prometheus.Collector{refusedTotal, panicsTotal} }
 
 // Panicked counts a request whose handler panicked.
 func Panicked(port string) { panicsTotal.WithLabelValues(port).Inc() }
