@@ -16,19 +16,22 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/governance"
 	"github.com/atoll-k8s/atoll/internal/hub/config"
 	"github.com/atoll-k8s/atoll/internal/machinery/certs"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// signingCloud is a cloud that has the Node, and signs each request.
+// signingCloud is a cloud that has the Node, in a pool that gets a coordinator, and signs each request.
 type signingCloud struct {
 	*testing.T
 
 	ca       certs.Pair
 	mu       sync.Mutex
+	governed bool
 	requests map[string]*certificatesv1.CertificateSigningRequest
 }
 
@@ -37,9 +40,22 @@ func (c *signingCloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	const node = `"metadata":{"name":"a","uid":"1","resourceVersion":"7","labels":{"apps.openyurt.io/nodepool":"edge"}}`
 	switch {
+	case r.URL.Query().Get("watch") == "true": // it ends at once, and is begun again
 	case r.URL.Path == "/api/v1/nodes/a":
-		_, _ = io.WriteString(w, `{"kind":"Node","apiVersion":"v1","metadata":{"name":"a","uid":"1","resourceVersion":"7"},"status":{"addresses":[{"type":"InternalIP","address":"127.0.0.1"}]}}`)
+		_, _ = io.WriteString(w, `{"kind":"Node","apiVersion":"v1",`+node+`,"status":{"addresses":[{"type":"InternalIP","address":"127.0.0.1"}]}}`)
+	case r.URL.Path == "/api/v1/nodes":
+		_, _ = io.WriteString(w, `{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":"7"},"items":[{`+node+`}]}`)
+	case r.URL.Path == "/apis/apps.openyurt.io/v1alpha1/yurtcoordinators":
+		list := apps.YurtCoordinatorList{TypeMeta: metav1.TypeMeta{APIVersion: apps.GroupVersion.String(), Kind: "YurtCoordinatorList"}, ListMeta: metav1.ListMeta{ResourceVersion: "7"}}
+		if c.governed {
+			list.Items = []apps.YurtCoordinator{{
+				ObjectMeta: metav1.ObjectMeta{Name: "edge", UID: "1", ResourceVersion: "7"}, Spec: apps.YurtCoordinatorSpec{NodePool: "edge"},
+				Status: apps.YurtCoordinatorStatus{Addresses: []string{"127.0.0.1"}, CABundle: c.ca.Cert},
+			}}
+		}
+		_ = json.NewEncoder(w).Encode(list)
 	case strings.HasPrefix(r.URL.Path, requests+"/") && c.requests[r.URL.Path] != nil:
 		_ = json.NewEncoder(w).Encode(c.requests[r.URL.Path])
 	case r.URL.Path == requests && r.Method == http.MethodPost:
@@ -84,8 +100,7 @@ func TestTheAPIServerOfThePoolIsServed(t *testing.T) {
 	_ = free.Close()
 	signing := &signingCloud{T: t, ca: ca, requests: map[string]*certificatesv1.CertificateSigningRequest{}}
 	cloud := httptest.NewTLSServer(signing)
-	inPool := func(c *config.Configuration) {
-		c.Pool = config.Pool{Coordinators: []string{"127.0.0.1:1"}, CAFile: filepath.Join(dir, "pool.crt")}
+	kubelets := func(c *config.Configuration) {
 		c.Kubelet = config.Kubelet{Address: "127.0.0.1:1", CertificateFile: filepath.Join(dir, "kubelet.crt")}
 	}
 	client := func(leaf certs.Leaf) *http.Client {
@@ -120,11 +135,13 @@ func TestTheAPIServerOfThePoolIsServed(t *testing.T) {
 			return true
 		})
 	}
-	r := tryHub(t, dir, cloud, trial{access: address}, inPool)
+	r := tryHub(t, dir, cloud, trial{access: address}, kubelets)
 	if _, err := net.Dial("tcp", address); err == nil {
-		t.Error("without a CA the port is served")
+		t.Error("without a coordinator the port is served")
 	}
-	r.write("pool.crt", ca.Cert)
+	signing.mu.Lock()
+	signing.governed = true
+	signing.mu.Unlock()
 	node, err := tls.LoadX509KeyPair(filepath.Join(dir, "node.pem"), filepath.Join(dir, "node.pem"))
 	if err != nil {
 		t.Fatal(err)
@@ -147,7 +164,7 @@ func TestTheAPIServerOfThePoolIsServed(t *testing.T) {
 	r.end()
 	cloud.CloseClientConnections()
 	_ = cloud.Listener.Close()
-	tryHub(t, dir, cloud, trial{access: address}, inPool)
+	tryHub(t, dir, cloud, trial{access: address}, kubelets)
 	served("after a restart without the cloud")
 	if len(signing.requests) != 1 {
 		t.Errorf("there are %d requests", len(signing.requests))
