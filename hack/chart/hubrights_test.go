@@ -14,8 +14,8 @@ func TestNodesMayReadPools(t *testing.T) {
 		values map[string]any
 		want   []string
 	}{
-		"by default":        {nil, nil},
-		"with hubs":         {map[string]any{"hub": hub}, []string{
+		"by default": {nil, nil},
+		"with hubs": {map[string]any{"hub": hub}, []string{
 			"get nodepools of apps.openyurt.io", "get yurtcoordinators of apps.openyurt.io", "list nodepools of apps.openyurt.io", "list yurtcoordinators of apps.openyurt.io",
 			"watch nodepools of apps.openyurt.io", "watch yurtcoordinators of apps.openyurt.io",
 		}},
