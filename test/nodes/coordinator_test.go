@@ -3,7 +3,6 @@ package nodes
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -55,12 +54,11 @@ func TestTheCoordinatorOnRealNodes(t *testing.T) {
 	if err := r.AddRealNodes(t.Context(), specs...); err != nil {
 		t.Fatal(err)
 	}
-	values, args, err := atoll.LoadCoordinator(t.Context(), r.Cluster, os.Stderr, poolNodes...)
-	if err != nil {
+	if err := atoll.LoadCoordinator(t.Context(), r.Cluster, os.Stderr, poolNodes...); err != nil {
 		t.Fatal(err)
 	}
-	maps.Copy(values, map[string]any{"hub": map[string]any{"enabled": true, "config": map[string]any{"cloud": map[string]any{"servers": []string{r.AdminConfig().Host}}}}})
-	if _, err := atoll.Install(t.Context(), r.Cluster, atoll.Options{Values: values, ManagerArgs: args, Log: os.Stderr}); err != nil {
+	hub := map[string]any{"enabled": true, "config": map[string]any{"cloud": map[string]any{"servers": []string{r.AdminConfig().Host}}}}
+	if _, err := atoll.Install(t.Context(), r.Cluster, atoll.Options{Values: map[string]any{"hub": hub}, Log: os.Stderr}.WithCoordinators()); err != nil {
 		t.Fatal(err)
 	}
 	for _, part := range []struct {
