@@ -43,6 +43,8 @@ import (
 const (
 	// againAfter is when a pass is repeated: certificates get old, and Secrets are not watched.
 	againAfter = time.Minute
+	// countedAfter is when it is looked again whether the nodes of a new pool are counted.
+	countedAfter = time.Second
 	// authenticationConfigMap, in kube-system, has the CAs of the cluster's client certificates.
 	authenticationConfigMap, clientCAField = "extension-apiserver-authentication", "client-ca-file"
 )
@@ -86,8 +88,9 @@ type scope struct {
 	nodesCA, ca []byte
 	// certified: all Secrets are there for the node of the pod.
 	certified bool
-	// failed is the error of a phase, for the condition.
-	failed error
+	// failed is the error of a phase, for the condition. isTooEarly: the pool is new, and nothing is reported yet.
+	failed     error
+	isTooEarly bool
 }
 
 // address returns that of the node of the pod; "" if it is not known.
@@ -179,6 +182,10 @@ func (r *Reconciler) observePool(ctx context.Context, s *scope, pool *apps.NodeP
 		return nil
 	}
 	own := s.coordinator != nil && s.coordinator.Spec.NodePool == pool.Name
+	if own && pool.Status.ObservedGeneration == 0 {
+		s.isTooEarly = true
+		return phase.Wait("the nodes of the pool, which are not counted yet", countedAfter)
+	}
 	if own {
 		s.nodes, s.addresses = pool.Status.Nodes, map[string]string{}
 	}
@@ -349,7 +356,7 @@ func (r *Reconciler) deleteService(ctx context.Context) error {
 
 // report writes the status if it changed and the pace allows it.
 func (r *Reconciler) report(ctx context.Context, s *scope) error {
-	if s.coordinator == nil {
+	if s.coordinator == nil || s.isTooEarly {
 		return nil
 	}
 	before := s.coordinator.DeepCopy()

@@ -120,7 +120,7 @@ func node(name, address string) *corev1.Node {
 }
 
 func pool(name string, nodes ...string) *apps.NodePool {
-	return &apps.NodePool{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: apps.NodePoolStatus{Nodes: nodes}}
+	return &apps.NodePool{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: apps.NodePoolStatus{Nodes: nodes, ObservedGeneration: 1}}
 }
 
 func of(name, pool string, age int64) *apps.YurtCoordinator {
@@ -363,6 +363,36 @@ func TestPending(t *testing.T) {
 				t.Error("there is a CA")
 			}
 		})
+	}
+}
+
+// TestTheNodesOfANewPoolAreAwaited: the condition of a coordinator that is applied together with its pool does not say that
+// it has none.
+func TestTheNodesOfANewPoolAreAwaited(t *testing.T) {
+	fresh := pool("site")
+	fresh.Status.ObservedGeneration = 0
+	s := newSite(t, fresh, of("one", "site", 0))
+	if result, err := s.pass("one"); err != nil || result.RequeueAfter != countedAfter || len(s.events.Events) > 0 {
+		t.Errorf("the next pass is after %s, %v, and there are %d events", result.RequeueAfter, err, len(s.events.Events))
+	}
+	if got := s.conditions("one"); got != "none" {
+		t.Errorf("the conditions are %s", got)
+	}
+}
+
+func TestWhyNotReady(t *testing.T) {
+	status := func(statuses ...corev1.ContainerStatus) *corev1.Pod {
+		return &corev1.Pod{Status: corev1.PodStatus{ContainerStatuses: statuses}}
+	}
+	for want, pod := range map[string]*corev1.Pod{
+		"have not started yet":    status(),
+		"waits: CrashLoopBackOff": status(corev1.ContainerStatus{Name: "etcd", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}}),
+		"its probe yet":           status(corev1.ContainerStatus{Name: "etcd", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}),
+		"does not hear":           status(corev1.ContainerStatus{Name: "etcd", Ready: true, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}),
+	} {
+		if got := whyNotReady(pod); !strings.Contains(got, want) {
+			t.Errorf("it says %q, want %q", got, want)
+		}
 	}
 }
 

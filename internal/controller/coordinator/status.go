@@ -110,7 +110,7 @@ func notScheduled(s *scope) string {
 	}
 }
 
-// whyNotReady returns the first reason that a container has.
+// whyNotReady returns the first reason that a container has, or that its node is silent.
 func whyNotReady(pod *corev1.Pod) string {
 	for _, list := range [][]corev1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
 		for i := range list {
@@ -122,7 +122,10 @@ func whyNotReady(pod *corev1.Pod) string {
 			}
 		}
 	}
-	return "its containers have not started yet"
+	if len(pod.Status.ContainerStatuses) == 0 {
+		return "its containers have not started yet"
+	}
+	return "the cloud does not hear from its node; people in the pool may still use it"
 }
 
 // tell emits an event when a coordinator becomes Ready, or is not any more, or something prevents it.
