@@ -197,7 +197,7 @@ func (c *coordinator) args(name string) (path string, args []string) {
 			"--service-account-issuer=https://coordinator.atoll-pools.svc", "--service-account-key-file=" + c.path("service-account.crt"),
 			"--service-account-signing-key-file=" + c.path("service-account.key"), "--service-cluster-ip-range=10.0.0.0/24",
 			"--authorization-mode=RBAC", "--anonymous-auth=false", "--endpoint-reconciler-type=none", "--kubelet-preferred-address-types=InternalIP",
-			"--disable-admission-plugins=ServiceAccount,NamespaceLifecycle", "--enable-priority-and-fairness=false", "--profiling=false",
+			"--disable-admission-plugins=ServiceAccount", "--enable-priority-and-fairness=false", "--profiling=false",
 		}
 	default:
 		return c.program, []string{

@@ -144,7 +144,7 @@ func apiServerOf(images Images) corev1.Container {
 		"--kubelet-preferred-address-types=InternalIP",
 		"--service-account-issuer=https://"+governance.ServerName, "--service-account-key-file="+files+"service-account.crt",
 		"--service-account-signing-key-file="+files+"service-account.key", "--service-cluster-ip-range=10.0.0.0/24",
-		"--endpoint-reconciler-type=none", "--disable-admission-plugins=ServiceAccount,NamespaceLifecycle", "--enable-priority-and-fairness=false", "--profiling=false")
+		"--endpoint-reconciler-type=none", "--disable-admission-plugins=ServiceAccount", "--enable-priority-and-fairness=false", "--profiling=false")
 	c.Env = []corev1.EnvVar{{Name: "HOST_IP", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "status.hostIP"}}}}
 	// Its image gives the program this capability, and without the permission to use it the program does not start.
 	c.SecurityContext.Capabilities.Add = []corev1.Capability{"NET_BIND_SERVICE"}
