@@ -63,8 +63,9 @@ type Pool struct {
 	options Options
 	client  *http.Client
 	now     func() time.Time
-	// at is the address that is asked.
-	at string
+	// at is the address that is asked, and first the one at which the coordinator should be: another one is asked first
+	// once, also if at answers still.
+	at, first string
 	// told is when the last inventory was sent: from time to time one is sent in any case, because others may have
 	// removed what is of several nodes, and what was refused may be taken now.
 	told time.Time
@@ -139,7 +140,7 @@ func (p *Pool) begin(isThere bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !isThere {
-		p.status, p.at, p.pending = nil, "", nil
+		p.status, p.at, p.first, p.pending = nil, "", "", nil
 	} else if p.status == nil {
 		p.status = &Status{Since: p.now(), Reason: "it was not asked yet"}
 	}
@@ -208,6 +209,9 @@ func (p *Pool) round(ctx context.Context, addresses []string) error {
 
 // find beats at the address that has answered last, and then at the others.
 func (p *Pool) find(ctx context.Context, addresses []string, beat governance.Beat, answer *governance.BeatAnswer) error {
+	if addresses[0] != p.first {
+		p.first, p.at = addresses[0], ""
+	}
 	first := max(0, slices.Index(addresses, p.at))
 	var last error
 	for i := range addresses {
