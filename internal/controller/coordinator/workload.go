@@ -74,15 +74,15 @@ func workloadOf(images Images, pools []apps.Pool) apps.UnitedDeploymentSpec {
 			Spec: appsv1.DeploymentSpec{
 				// Two pods of a pool cannot be on one node, because of their ports, and hubs would fill both.
 				Strategy: appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType},
-				Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: podOf(images)},
+				Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: PodOf(images)},
 			},
 		}},
 	}
 }
 
-// podOf returns the pod of a coordinator. It uses the network of its node, so that hubs and people find it at an
+// PodOf returns the pod of a coordinator. It uses the network of its node, so that hubs and people find it at an
 // address that the cloud is not needed for.
-func podOf(images Images) corev1.PodSpec {
+func PodOf(images Images) corev1.PodSpec {
 	away := func(key string) corev1.Toleration {
 		return corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: ptr.To(awayAfter)}
 	}
