@@ -89,7 +89,7 @@ func (c *coordinatorBench) close() error {
 
 func (c *coordinatorBench) sides(_ context.Context, variant string) (a, b side, err error) {
 	limit := func(n float64) side {
-		return side{name: "the limit", measure: func(context.Context) (sample, error) { return sample{rate: n, off: -1}, nil }}
+		return side{name: fmt.Sprintf("the limit of %v", n), measure: func(context.Context) (sample, error) { return sample{rate: n, off: -1}, nil }}
 	}
 	switch variant {
 	case "list":
@@ -315,6 +315,8 @@ func path(ref governance.Ref) string {
 
 // upload does what a hub does when it finds a coordinator that is empty: it tries again until that answers.
 func (h *benchHub) upload(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, stepWithin)
+	defer cancel()
 	inventory := governance.Inventory{Items: h.items}
 	var missing governance.InventoryAnswer
 	for {
@@ -388,7 +390,14 @@ func (c *coordinatorBench) start(ctx context.Context) error {
 	}
 	for i := range pod.Containers {
 		cmd := command(&pod.Containers[i])
-		if err := cmd.Start(); err != nil {
+		file, err := os.Create(filepath.Join(filepath.Dir(c.run), pod.Containers[i].Name+".log"))
+		if err != nil {
+			return err
+		}
+		cmd.Stdout, cmd.Stderr = file, file
+		err = cmd.Start()
+		_ = file.Close()
+		if err != nil {
 			return fmt.Errorf("starting %s: %w", pod.Containers[i].Name, err)
 		}
 		c.running[pod.Containers[i].Name] = cmd
