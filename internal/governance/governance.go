@@ -40,6 +40,8 @@ const (
 	APIPort = 10270
 	// WriterPort is the port of a coordinator for uploads.
 	WriterPort = 10271
+	// UsagePort is the port, on loopback, at which the API server of a coordinator asks for metrics.k8s.io.
+	UsagePort = 10272
 	// HubPort is the port of a hub for the API server of its pool's coordinator.
 	HubPort = 10262
 	// BeatEvery is the time between two beats of a hub.

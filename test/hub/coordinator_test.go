@@ -42,6 +42,7 @@ type coordinator struct {
 	ca      certs.Pair // of the pool
 	server  string     // the address of its API server
 	writer  string     // that of the writer
+	usage   string     // that at which the API server asks for metrics.k8s.io
 	running map[string]*exec.Cmd
 }
 
@@ -135,7 +136,7 @@ func newCoordinator(t *testing.T, cluster *devcluster.Cluster) *coordinator {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	c := &coordinator{T: t, cluster: cluster, dir: dir, server: freeAddress(t), writer: "127.77.0.1:10271", running: map[string]*exec.Cmd{}}
+	c := &coordinator{T: t, cluster: cluster, dir: dir, server: freeAddress(t), usage: freeAddress(t), writer: "127.77.0.1:10271", running: map[string]*exec.Cmd{}}
 	c.program = c.path("atoll-coordinator")
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", c.program, "github.com/atoll-k8s/atoll/cmd/atoll-coordinator")
 	build.Dir, build.Env = filepath.Join("..", ".."), append(os.Environ(), "CGO_ENABLED=0") // its module has the client of etcd
@@ -150,9 +151,13 @@ func newCoordinator(t *testing.T, cluster *devcluster.Cluster) *coordinator {
 	if err != nil {
 		t.Fatal(err)
 	}
+	own, err := certs.Issue(c.ca, certs.Leaf{CommonName: "atoll:coordinator-edge", Groups: []string{governance.APIServerGroup}}, now)
+	if err != nil {
+		t.Fatal(err)
+	}
 	admin := cluster.AdminConfig()
 	for name, content := range map[string][]byte{
-		"pool.crt": c.ca.Cert, "server.crt": server.Cert, "server.key": server.Key, "nodes.crt": admin.CAData, "nodes": []byte(nodeName + "\nother\n"),
+		"pool.crt": c.ca.Cert, "server.crt": server.Cert, "server.key": server.Key, "apiserver.crt": own.Cert, "apiserver.key": own.Key, "nodes.crt": admin.CAData, "nodes": []byte(nodeName + "\nother\n"),
 	} {
 		c.write(name, content)
 	}
@@ -198,12 +203,16 @@ func (c *coordinator) args(name string) (path string, args []string) {
 			"--service-account-signing-key-file=" + c.path("service-account.key"), "--service-cluster-ip-range=10.0.0.0/24",
 			"--authorization-mode=RBAC", "--anonymous-auth=false", "--endpoint-reconciler-type=none", "--kubelet-preferred-address-types=InternalIP",
 			"--disable-admission-plugins=ServiceAccount", "--enable-priority-and-fairness=false", "--profiling=false",
+			"--kubelet-client-certificate=" + c.path("apiserver.crt"), "--kubelet-client-key=" + c.path("apiserver.key"), "--kubelet-certificate-authority=" + c.path("pool.crt"),
+			"--proxy-client-cert-file=" + c.path("front-proxy.crt"), "--proxy-client-key-file=" + c.path("front-proxy.key"),
 		}
 	default:
 		return c.program, []string{
 			name, "--listen=" + c.writer, "--etcd=unix://" + c.path("etcd.sock:0"), "--kubeconfig=" + c.path("kubeconfig"), "--zap-log-level=2",
 			"--tls-cert-file=" + c.path("server.crt"), "--tls-private-key-file=" + c.path("server.key"),
 			"--client-ca-file=" + c.path("nodes.crt"), "--nodes-file=" + c.path("nodes"),
+			"--usage-listen=" + c.usage, "--front-proxy-ca-file=" + c.path("front-proxy-ca.crt"),
+			"--hub-client-certificate=" + c.path("apiserver.crt"), "--hub-client-key=" + c.path("apiserver.key"), "--pool-ca-file=" + c.path("pool.crt"),
 		}
 	}
 }
