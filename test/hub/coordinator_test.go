@@ -82,6 +82,7 @@ func TestCoordinator(t *testing.T) {
 		{"what changes in the cloud changes there, and what is gone is gone", (*poolRig).testChanges},
 		{"people look, and nobody writes", (*poolRig).testReadOnly},
 		{"nodes upload what is theirs, and nothing else", (*poolRig).testForeignUploads},
+		{"without metrics.k8s.io all else works", (*poolRig).testWithoutUsage},
 		{"each program may be killed, or hang", (*poolRig).testKills},
 		{"a coordinator that starts empty is full again, also without the cloud", (*poolRig).testEmpty},
 		{"etcd is full for a while", (*poolRig).testFull},
@@ -552,6 +553,51 @@ func (r *poolRig) testForeignUploads() {
 	}
 	r.podsAreTheSame()
 	r.nodeIsTheSame()
+}
+
+// testWithoutUsage kills the server of metrics.k8s.io, which kube-apiserver aggregates.
+func (r *poolRig) testWithoutUsage() {
+	available := func(want string) {
+		r.Helper()
+		began := time.Now()
+		r.eventually("metrics.k8s.io is "+want, func() error {
+			if out := r.there("get", "--raw", "/apis/metrics.k8s.io/v1beta1"); strings.Contains(out, "PodMetrics") != (want == "available") {
+				return errors.New(short(out))
+			}
+			return nil
+		})
+		r.Logf("metrics.k8s.io is %s after %s", want, time.Since(began).Round(100*time.Millisecond))
+	}
+	works := func(when string) {
+		r.Helper()
+		for _, args := range [][]string{{"get", "pods", "-A"}, {"get", "nodes"}, {"get", "namespaces"}, {"api-resources"}, {"version"}} {
+			began := time.Now()
+			out := r.there(args...)
+			if strings.Contains(out, "No resources") || !strings.Contains(out, map[string]string{"pods": "pod-0", "nodes": nodeName, "namespaces": "atoll-pools", "api-resources": "configmaps"}[args[len(args)-1]]) && len(args) < 3 {
+				r.Errorf("%s, kubectl %s prints %s", when, strings.Join(args, " "), out)
+			}
+			last := out[strings.LastIndex(strings.TrimSpace(out), "\n")+1:]
+			r.Logf("%s, kubectl %s takes %s, and its last line is %s", when, strings.Join(args, " "), time.Since(began).Round(time.Millisecond), strings.TrimSpace(last))
+		}
+		r.Logf("%s, kubectl top nodes prints %s", when, short(r.there("top", "nodes")))
+	}
+	available("available")
+	works("with metrics.k8s.io")
+	if out, err := exec.CommandContext(r.Context(), "curl", "--silent", "--insecure", "--max-time", "5", "https://"+r.coordinator.usage+"/apis/metrics.k8s.io/v1beta1").Output(); err == nil {
+		r.Errorf("a client without a certificate is answered with %s", out)
+	}
+	r.coordinator.kill("write")
+	works("just killed")
+	r.eventually("kube-apiserver knows", func() error {
+		out := r.print(r.coordinator.kubeconfig("root", "system:masters"), "get", "apiservice", "v1beta1.metrics.k8s.io")
+		if !strings.Contains(out, "False") {
+			return errors.New(out)
+		}
+		return nil
+	})
+	works("without metrics.k8s.io")
+	r.coordinator.run("write")
+	available("available")
 }
 
 func (r *poolRig) testKills() {

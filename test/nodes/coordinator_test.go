@@ -262,8 +262,9 @@ func (r *poolRig) tops(when, from string) {
 	top := func(want, unwanted []string, args ...string) {
 		r.Helper()
 		began := time.Now()
-		out := ""
+		out, calls := "", 0
 		r.eventually(when+" kubectl top "+strings.Join(args, " ")+" works", func() (err error) {
+			calls++
 			out, err = r.people(from, append([]string{"top"}, args...)...)
 			for _, name := range want {
 				if err == nil && !regexp.MustCompile(`(?m)^(\S+ +)*`+name+` .*\b\d+m +([\d.]+% +)?\d+Mi`).MatchString(out) {
@@ -277,7 +278,7 @@ func (r *poolRig) tops(when, from string) {
 			}
 			return err
 		})
-		r.Logf("%s kubectl top %s works on %s after %s:\n%s", when, strings.Join(args, " "), from, time.Since(began).Round(100*time.Millisecond), out)
+		r.Logf("%s kubectl top %s works on %s after %s and %d calls:\n%s", when, strings.Join(args, " "), from, time.Since(began).Round(100*time.Millisecond), calls, out)
 	}
 	var pods []string
 	for _, node := range poolNodes {

@@ -28,8 +28,9 @@ var (
 	podsResource  = metrics.SchemeGroupVersion.WithResource("pods").GroupResource()
 )
 
-// retryAfter is when a client asks again that has asked too early. kubectl does so up to ten times.
-const retryAfter = int(firstInterval / time.Second)
+// retryAfter is after how many seconds a client asks again that has asked too early. kubectl does so by itself, up to
+// ten times: longer than firstRounds take.
+const retryAfter = 3
 
 // handler returns the handler of metrics.k8s.io/v1beta1.
 func handler(c *collector) http.Handler {
@@ -75,7 +76,7 @@ func statusOf(err error) *metav1.Status {
 	if errors.As(err, &early) {
 		unavailable := apierrors.NewServiceUnavailable(err.Error())
 		if early.isSoon {
-			unavailable.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: int32(retryAfter)}
+			unavailable.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: retryAfter}
 		}
 		status = unavailable
 	} else if !errors.As(err, &status) {
