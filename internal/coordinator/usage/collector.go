@@ -20,8 +20,9 @@ const (
 	// interval is the time between the beginnings of two rounds, and firstInterval while there are no rates yet: a
 	// kubelet may answer twice with the same measurement.
 	interval, firstInterval = 15 * time.Second, 5 * time.Second
-	// firstRounds is after how many rounds a node without a rate is not waited for any more.
-	firstRounds = 6
+	// firstRounds is after how many rounds a node without a rate is not waited for any more, and failedRounds if no node
+	// can be read.
+	firstRounds, failedRounds = 6, 2
 	// wantedFor is how long nodes are read after somebody has asked.
 	wantedFor = 3 * time.Minute
 	// keepFor is how old a measurement may be that is shown.
@@ -203,7 +204,7 @@ func (c *collector) settle(read []string, problem error) bool {
 	for _, name := range read {
 		have = have && c.nodes[name] != nil && c.nodes[name].node.measured
 	}
-	c.isSettled = c.isSettled || have || c.rounds >= firstRounds
+	c.isSettled = c.isSettled || have || c.rounds >= firstRounds || len(read) == 0 && c.rounds >= failedRounds
 	return c.isSettled
 }
 
