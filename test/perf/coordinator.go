@@ -220,7 +220,7 @@ func (c *coordinatorBench) writeSecret() (err error) {
 	if c.ca, err = certs.NewCA(now); err != nil {
 		return err
 	}
-	server, err := certs.Issue(c.ca, certs.Leaf{CommonName: "coordinator", Names: []string{governance.ServerName, "127.0.0.1"}}, now)
+	server, err := certs.Issue(c.ca, certs.Leaf{CommonName: "coordinator", Names: []string{governance.ServerName, governance.UsageServer, "127.0.0.1"}}, now)
 	if err != nil {
 		return err
 	}

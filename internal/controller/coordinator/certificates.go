@@ -114,7 +114,7 @@ func (r *Reconciler) certifyPod(ctx context.Context, s *scope, ca certs.Pair, no
 		return err
 	}
 	server, err := keep(ca, certs.Pair{Cert: secret.Data[corev1.TLSCertKey], Key: secret.Data[corev1.TLSPrivateKeyKey]}, certs.Leaf{
-		CommonName: workloadName, Names: []string{governance.ServerName, s.clusterIP, s.address(), "127.0.0.1"},
+		CommonName: workloadName, Names: []string{governance.ServerName, governance.UsageServer, s.clusterIP, s.address(), "127.0.0.1"},
 	}, now)
 	if err != nil {
 		return err

@@ -155,6 +155,7 @@ func apiServerOf(images Images) corev1.Container {
 		"--authentication-config="+files+"authentication.yaml", "--authorization-mode=RBAC",
 		"--kubelet-client-certificate="+secret+apiServerCert, "--kubelet-client-key="+secret+apiServerKey, "--kubelet-certificate-authority="+secret+poolCA,
 		"--kubelet-preferred-address-types=InternalIP",
+		"--proxy-client-cert-file="+files+"front-proxy.crt", "--proxy-client-key-file="+files+"front-proxy.key",
 		"--service-account-issuer=https://"+governance.ServerName, "--service-account-key-file="+files+"service-account.crt",
 		"--service-account-signing-key-file="+files+"service-account.key", "--service-cluster-ip-range=10.0.0.0/24",
 		"--endpoint-reconciler-type=none", "--disable-admission-plugins=ServiceAccount", "--enable-priority-and-fairness=false", "--profiling=false")
@@ -178,7 +179,9 @@ func writerOf(images Images) corev1.Container {
 	c := container("writer", images.Own, "32Mi", "256Mi",
 		"/atoll-coordinator", "write", fmt.Sprintf("--listen=:%d", governance.WriterPort), "--etcd=unix://"+files+"etcd.sock:0", "--kubeconfig="+files+"kubeconfig",
 		"--tls-cert-file="+secret+corev1.TLSCertKey, "--tls-private-key-file="+secret+corev1.TLSPrivateKeyKey,
-		"--client-ca-file="+secret+nodesCA, "--nodes-file="+secret+nodeNames)
+		"--client-ca-file="+secret+nodesCA, "--nodes-file="+secret+nodeNames,
+		fmt.Sprintf("--usage-listen=127.0.0.1:%d", governance.UsagePort), "--front-proxy-ca-file="+files+"front-proxy-ca.crt",
+		"--hub-client-certificate="+secret+apiServerCert, "--hub-client-key="+secret+apiServerKey, "--pool-ca-file="+secret+poolCA)
 	c.Ports = []corev1.ContainerPort{{Name: "upload", ContainerPort: governance.WriterPort, HostPort: governance.WriterPort, Protocol: corev1.ProtocolTCP}}
 	return c
 }
