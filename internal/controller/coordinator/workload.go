@@ -166,6 +166,7 @@ func writerOf(images Images) corev1.Container {
 		"/atoll-coordinator", "write", fmt.Sprintf("--listen=:%d", governance.WriterPort), "--etcd=unix://"+files+"etcd.sock:0", "--kubeconfig="+files+"kubeconfig",
 		"--tls-cert-file="+secret+corev1.TLSCertKey, "--tls-private-key-file="+secret+corev1.TLSPrivateKeyKey,
 		"--client-ca-file="+secret+nodesCA, "--nodes-file="+secret+nodeNames)
+	c.Env = []corev1.EnvVar{{Name: "NODE_NAME", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "spec.nodeName"}}}}
 	c.Ports = []corev1.ContainerPort{{Name: "upload", ContainerPort: governance.WriterPort, HostPort: governance.WriterPort, Protocol: corev1.ProtocolTCP}}
 	return c
 }

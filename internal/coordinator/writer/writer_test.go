@@ -73,7 +73,7 @@ type rig struct {
 func newRig(t *testing.T) *rig {
 	m := &memory{records: map[governance.Ref]records.Record{}}
 	nodes := func() ([]string, error) { return []string{"a", "b"}, nil }
-	r := &rig{t, New(m, nodes, records.Limits{NodeObjects: 10, NodeBytes: 1 << 19, Bytes: 1 << 20}, logr.Discard()), m}
+	r := &rig{t, New(m, "", nodes, records.Limits{NodeObjects: 10, NodeBytes: 1 << 19, PoolObjects: 10, PoolBytes: 1 << 19, Bytes: 1 << 20}, logr.Discard()), m}
 	if err := r.look(t.Context()); err != nil {
 		t.Fatal(err)
 	}
