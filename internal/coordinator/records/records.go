@@ -121,7 +121,7 @@ func (s *Set) Beat(name, digest string, now time.Time) (isKnown bool) {
 }
 
 // IsPoolKnown tells whether the last inventory of the pool had this digest.
-func (s *Set) IsPoolKnown(digest string) bool { return s.pool.digest == digest }
+func (s *Set) IsPoolKnown(digest string) bool { return digest != "" && s.pool.digest == digest }
 
 // Inventory compares what a node has with what is stored: missing is what it is to upload, in order, and
 // remove what is to be removed of what it has uploaded. Its Node and its Lease stay: a hub that was started
