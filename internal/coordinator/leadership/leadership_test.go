@@ -196,7 +196,9 @@ func TestNeverTwo(t *testing.T) {
 				arrive(f)
 				answer(f)
 			},
-			"time":    func(t *rapid.T) { now = now.Add(time.Duration(rapid.IntRange(0, 4000).Draw(t, "ms")) * time.Millisecond) },
+			"time": func(t *rapid.T) {
+				now = now.Add(time.Duration(rapid.IntRange(0, 4000).Draw(t, "ms")) * time.Millisecond)
+			},
 			"restart": func(*rapid.T) { l = New("a", now) },
 			"restart a hub": func(t *rapid.T) {
 				h := hubs[which.Draw(t, "hub")]
