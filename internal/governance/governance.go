@@ -49,16 +49,20 @@ const (
 	BeatEvery = 2 * time.Second
 	// SilentAfter is how long a node that has sent no beat keeps its objects from other nodes.
 	SilentAfter = 40 * time.Second
-	// LeadFor is how long a hub leads, from when it has sent the beat that was answered so. A coordinator lets nobody
-	// else lead until LeadMargin has passed, too: clocks do not run equally fast.
-	LeadFor, LeadMargin = 6 * time.Second, 500 * time.Millisecond
-	// MaxItems bounds the objects of the inventory of a node, and MaxPoolItems those of the inventory of a pool.
-	MaxItems, MaxPoolItems = 1024, 10_000
+	// LeadFor is how long a hub leads, from when it has sent the beat that was answered so.
+	LeadFor = 6 * time.Second
+	// LeadMargin is for how much longer than LeadFor a coordinator lets nobody else lead: clocks do not run equally fast.
+	LeadMargin = 500 * time.Millisecond
+	// MaxItems bounds the objects of the inventory of a node.
+	MaxItems = 1024
+	// MaxPoolItems bounds the objects of the inventory of a pool.
+	MaxPoolItems = 10_000
 	// MaxObject bounds an object, in bytes.
 	MaxObject = 1 << 20
-	// MaxMessage bounds a beat, the inventory of a node and the answers, in bytes, and MaxPoolMessage the inventory of a
-	// pool and its answer.
-	MaxMessage, MaxPoolMessage = 1 << 20, 4 << 20
+	// MaxMessage bounds a beat, the inventory of a node and the answers, in bytes.
+	MaxMessage = 1 << 20
+	// MaxPoolMessage bounds the inventory of a pool and its answer, in bytes.
+	MaxPoolMessage = 4 << 20
 	// BeatPath is where a Beat is sent to, by POST.
 	BeatPath = "/v1/beat"
 	// InventoryPath is where an Inventory is sent to, by POST.

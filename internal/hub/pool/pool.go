@@ -281,7 +281,7 @@ func (p *Pool) find(ctx context.Context, addresses []string) (answer governance.
 	var last error
 	for i := range addresses {
 		p.at = addresses[(first+i)%len(addresses)]
-		answer, err := p.beat(ctx)
+		answer, err = p.beat(ctx)
 		if err == nil {
 			p.mu.Lock()
 			p.status.Address = p.at
