@@ -49,6 +49,7 @@ func run(ctx context.Context, args []string) error {
 		logging.BindFlags(flags)
 		var o coordinator.WriteOptions
 		flags.StringVar(&o.Listen, "listen", ":10271", "the address and port at which hubs upload")
+		flags.StringVar(&o.NodeName, "node-name", os.Getenv("NODE_NAME"), "the node of this pod, whose hub leads before others; $NODE_NAME by default")
 		flags.StringVar(&o.Etcd, "etcd", "unix:///run/atoll/etcd.sock:0", "the endpoint of etcd")
 		flags.StringVar(&o.CertFile, "tls-cert-file", "/etc/atoll/server/tls.crt", "the file with the serving certificate")
 		flags.StringVar(&o.KeyFile, "tls-private-key-file", "/etc/atoll/server/tls.key", "the file with its key")

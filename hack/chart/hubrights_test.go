@@ -19,6 +19,11 @@ func TestNodesMayReadPools(t *testing.T) {
 			"get nodepools of apps.openyurt.io", "get yurtcoordinators of apps.openyurt.io", "list nodepools of apps.openyurt.io", "list yurtcoordinators of apps.openyurt.io",
 			"watch nodepools of apps.openyurt.io", "watch yurtcoordinators of apps.openyurt.io",
 		}},
+		"with hubs and coordinators": {map[string]any{"hub": hub, "coordinator": map[string]any{"enabled": true}}, []string{
+			"get endpointslices of discovery.k8s.io", "get namespaces of ", "get nodepools of apps.openyurt.io", "get yurtcoordinators of apps.openyurt.io",
+			"list endpointslices of discovery.k8s.io", "list namespaces of ", "list nodepools of apps.openyurt.io", "list yurtcoordinators of apps.openyurt.io",
+			"watch endpointslices of discovery.k8s.io", "watch namespaces of ", "watch nodepools of apps.openyurt.io", "watch yurtcoordinators of apps.openyurt.io",
+		}},
 		"hubs and no pools": {map[string]any{"hub": hub, "pools": map[string]any{"enabled": false}}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {

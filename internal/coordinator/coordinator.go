@@ -1,12 +1,13 @@
 // Package coordinator is atoll-coordinator, the program in the pod of a pool's coordinator beside a stock
 // kube-apiserver and etcd: it wires the packages below it. docs/pools.md tells what a coordinator is for.
 //
-//	records   which uploads are taken from whom
-//	object    whether what is uploaded can be stored
-//	writer    takes uploads, and puts them into etcd
-//	usage     serves metrics.k8s.io: what nodes and pods use, for kubectl top
-//	readonly  makes the API server one that only shows
-//	prepare   what the containers of the pod need of each other
+//	records     which uploads are taken from whom
+//	leadership  which hub of the pool leads
+//	object      whether what is uploaded can be stored
+//	writer      takes uploads, and puts them into etcd
+//	usage       serves metrics.k8s.io: what nodes and pods use, for kubectl top
+//	readonly    makes the API server one that only shows
+//	prepare     what the containers of the pod need of each other
 package coordinator
 
 import (
@@ -48,6 +49,8 @@ const (
 type WriteOptions struct {
 	// Listen is the address and port at which hubs upload.
 	Listen string
+	// NodeName is the node of the pod, whose hub leads before others; "" if it is not known.
+	NodeName string
 	// Etcd is the endpoint of etcd.
 	Etcd string
 	// CertFile and KeyFile have the serving certificate, ClientCAFile the CAs of nodes' certificates, and NodesFile
@@ -77,7 +80,7 @@ func Write(ctx context.Context, o WriteOptions) error {
 		return fmt.Errorf("making a client of etcd: %w", err)
 	}
 	defer etcd.Close()
-	w := writer.New(writer.NewEtcd(etcd), func() ([]string, error) { return readNodes(o.NodesFile) }, writer.DefaultLimits, o.Log)
+	w := writer.New(writer.NewEtcd(etcd), o.NodeName, func() ([]string, error) { return readNodes(o.NodesFile) }, writer.DefaultLimits, o.Log)
 	port := &bounded.Port{
 		Name: "uploads", Address: o.Listen, Handler: w.Handler(), Connections: maxConnections, NoOwnProbes: true, Streams: maxStreams,
 		RequestTime: requestTime, ResponseTime: responseTime, Log: o.Log,

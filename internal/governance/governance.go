@@ -7,6 +7,9 @@
 // the others of the node, and answers which objects it does not have in that version. The hub then uploads
 // those, one by one. A hub sends its inventory once a minute in any case. So both sides are in step again
 // after any restart, and nothing has to be remembered.
+//
+// One of the hubs leads, if any has the cloud: the answer to its beat says so. It has a second inventory, of
+// what belongs to the whole pool.
 package governance
 
 import (
@@ -51,16 +54,26 @@ const (
 	BeatEvery = 2 * time.Second
 	// SilentAfter is how long a node that has sent no beat keeps its objects from other nodes.
 	SilentAfter = 40 * time.Second
-	// MaxItems bounds the objects of an inventory.
+	// LeadFor is how long a hub leads, from when it has sent the beat that was answered so.
+	LeadFor = 6 * time.Second
+	// LeadMargin is for how much longer than LeadFor a coordinator lets nobody else lead: clocks do not run equally fast.
+	LeadMargin = 500 * time.Millisecond
+	// MaxItems bounds the objects of the inventory of a node.
 	MaxItems = 1024
+	// MaxPoolItems bounds the objects of the inventory of a pool.
+	MaxPoolItems = 10_000
 	// MaxObject bounds an object, in bytes.
 	MaxObject = 1 << 20
-	// MaxMessage bounds a beat, an inventory and their answers, in bytes.
+	// MaxMessage bounds a beat, the inventory of a node and the answers, in bytes.
 	MaxMessage = 1 << 20
+	// MaxPoolMessage bounds the inventory of a pool and its answer, in bytes.
+	MaxPoolMessage = 4 << 20
 	// BeatPath is where a Beat is sent to, by POST.
 	BeatPath = "/v1/beat"
 	// InventoryPath is where an Inventory is sent to, by POST.
 	InventoryPath = "/v1/inventory"
+	// PoolInventoryPath is where the hub that leads sends the Inventory of the pool to, by POST.
+	PoolInventoryPath = "/v1/pool-inventory"
 	// ObjectsPath begins the paths to which objects are sent, by PUT.
 	ObjectsPath = "/v1/objects/"
 )
@@ -75,9 +88,10 @@ type Kind struct {
 	APIVersion, Kind string
 	// IsNamespaced tells whether its objects are in namespaces.
 	IsNamespaced bool
-	// IsOfNode tells whether each of its objects is of one node, and only that one may upload it. Other
-	// objects are of all nodes with a pod that names them.
-	IsOfNode bool
+	// IsOfNode tells whether each of its objects is of one node, and only that one may upload it. IsOfPool tells whether
+	// they are of the whole pool, and only the hub that leads may upload them. Other objects are of all nodes
+	// with a pod that names them.
+	IsOfNode, IsOfPool bool
 	// prefix is where an API server keeps the objects in etcd.
 	prefix string
 }
@@ -85,13 +99,16 @@ type Kind struct {
 // kinds are those of each resource, and resources their order: what pods name comes after the pods.
 var (
 	kinds = map[string]Kind{
-		"nodes":           {"v1", "Node", false, true, "minions"},
-		"leases":          {"coordination.k8s.io/v1", "Lease", true, true, "leases"},
-		"pods":            {"v1", "Pod", true, true, "pods"},
-		"serviceaccounts": {"v1", "ServiceAccount", true, false, "serviceaccounts"},
-		"configmaps":      {"v1", "ConfigMap", true, false, "configmaps"},
+		"nodes":           {APIVersion: "v1", Kind: "Node", IsOfNode: true, prefix: "minions"},
+		"leases":          {APIVersion: "coordination.k8s.io/v1", Kind: "Lease", IsNamespaced: true, IsOfNode: true, prefix: "leases"},
+		"pods":            {APIVersion: "v1", Kind: "Pod", IsNamespaced: true, IsOfNode: true, prefix: "pods"},
+		"serviceaccounts": {APIVersion: "v1", Kind: "ServiceAccount", IsNamespaced: true, prefix: "serviceaccounts"},
+		"configmaps":      {APIVersion: "v1", Kind: "ConfigMap", IsNamespaced: true, prefix: "configmaps"},
+		"namespaces":      {APIVersion: "v1", Kind: "Namespace", IsOfPool: true, prefix: "namespaces"},
+		"services":        {APIVersion: "v1", Kind: "Service", IsNamespaced: true, IsOfPool: true, prefix: "services/specs"},
+		"endpointslices":  {APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice", IsNamespaced: true, IsOfPool: true, prefix: "endpointslices"},
 	}
-	resources = []string{"nodes", "leases", "pods", "serviceaccounts", "configmaps"}
+	resources = []string{"nodes", "leases", "pods", "serviceaccounts", "configmaps", "namespaces", "services", "endpointslices"}
 )
 
 // KindOf returns the kind of a resource.
@@ -160,17 +177,28 @@ type Item struct {
 
 // Beat is what a hub says every BeatEvery.
 type Beat struct {
-	// Digest is that of its inventory.
-	Digest string `json:"digest"`
+	// Session is another one for each start of the hub, and Number grows with each beat of a session: one that
+	// arrives late is known by it.
+	Session string `json:"session"`
+	Number  uint64 `json:"number"`
+	// HasCloud tells whether the hub reaches the cloud. One that does not, does not lead from when it sends this.
+	HasCloud bool `json:"hasCloud"`
+	// Digest is that of its inventory, and PoolDigest that of the inventory of the pool; "" if it has none.
+	Digest     string `json:"digest"`
+	PoolDigest string `json:"poolDigest,omitempty"`
 }
 
 // BeatAnswer is the answer to a Beat.
 type BeatAnswer struct {
 	// IsKnown is true if the last inventory of the node, since the coordinator has read its records, had the digest.
 	IsKnown bool `json:"isKnown"`
+	// IsPoolKnown is true if the last inventory of the pool, whoever has sent it, had the PoolDigest.
+	IsPoolKnown bool `json:"isPoolKnown,omitempty"`
+	// Leads is true if the hub leads, for LeadFor from when it has sent the beat. A later answer replaces this one.
+	Leads bool `json:"leads,omitempty"`
 }
 
-// Inventory has all objects that a coordinator should have of a node.
+// Inventory has all objects that a coordinator should have of a node, or all of the pool.
 type Inventory struct {
 	Items []Item `json:"items"`
 }

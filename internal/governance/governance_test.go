@@ -42,6 +42,9 @@ func TestKeysAreThoseOfAnAPIServer(t *testing.T) {
 		"/registry/leases/kube-node-lease/edge-1":   {"leases", "kube-node-lease", "edge-1"},
 		"/registry/serviceaccounts/default/builder": {"serviceaccounts", "default", "builder"},
 		"/registry/configmaps/default/kube-root-ca": {"configmaps", "default", "kube-root-ca"},
+		"/registry/namespaces/default":              {"namespaces", "", "default"},
+		"/registry/services/specs/default/web":      {"services", "default", "web"},
+		"/registry/endpointslices/default/web-x7":   {"endpointslices", "default", "web-x7"},
 	} {
 		if got := ref.Key(); got != want {
 			t.Errorf("Key is %s, want %s", got, want)

@@ -20,6 +20,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/nodecert"
 	"github.com/atoll-k8s/atoll/internal/hub/pool"
 	"github.com/atoll-k8s/atoll/internal/hub/proxy"
+	"github.com/atoll-k8s/atoll/internal/hub/uplink"
 )
 
 const (
@@ -34,8 +35,15 @@ const (
 )
 
 // newPool returns the hub's part in the governance of its pool.
-func newPool(discovery *pool.Discovery, p *proxy.Proxy, node *nodeCertificate, log logr.Logger) *pool.Pool {
-	return pool.New(pool.Options{Source: p.NewInventory(), Addresses: discovery.Addresses, Changed: discovery.Changed(), Transport: poolTransport(discovery.CA, node.get), Log: log})
+func newPool(discovery *pool.Discovery, p *proxy.Proxy, cloud *uplink.Uplink, node *nodeCertificate, log logr.Logger) *pool.Pool {
+	return pool.New(pool.Options{
+		Source: p.NewInventory(), PoolSource: p.NewPoolInventory(), Addresses: discovery.Addresses, Changed: discovery.Changed(),
+		HasCloud: func() bool {
+			e, _ := cloud.Evidence()
+			return e.State == uplink.Online
+		},
+		Transport: poolTransport(discovery.CA, node.get), Log: log,
+	})
 }
 
 // poolAccess is the port for the API server of the pool, and the certificate with which it is served.

@@ -156,7 +156,7 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed 
 	}
 	p.LearnKept()
 	discovery := pool.NewDiscovery(c.NodeName, log.WithName("pool"))
-	governed := newPool(discovery, p, node, log.WithName("pool"))
+	governed := newPool(discovery, p, cloud, node, log.WithName("pool"))
 	people := newAccess(c, cmp.Or(changed.access, fmt.Sprintf(":%d", governance.HubPort)), discovery, p, send, log.WithName("access"))
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.Listen)
 	if err != nil {

@@ -226,7 +226,11 @@ func (s *Status) Write(w io.Writer, now time.Time) error {
 		fmt.Fprintln(w, "writes: none waits for the cloud")
 	}
 	if c := s.Coordinator; c != nil && c.Reason == "" {
-		fmt.Fprintf(w, "coordinator of the pool: %s, for %s; %d objects, %d refused\n", c.Address, ago(c.Since), c.Objects, c.Refused)
+		leads := ""
+		if c.Leads {
+			leads = "; this hub leads"
+		}
+		fmt.Fprintf(w, "coordinator of the pool: %s, for %s; %d objects, %d refused%s\n", c.Address, ago(c.Since), c.Objects, c.Refused, leads)
 	} else if c != nil {
 		fmt.Fprintf(w, "coordinator of the pool: not up to date for %s: %s\n", ago(c.Since), strings.ReplaceAll(c.Reason, "\n", "; "))
 	}

@@ -179,6 +179,7 @@ func TestTheStatusTellsOfTheCoordinator(t *testing.T) {
 	now := time.Unix(1000, 0)
 	for want, c := range map[string]*pool.Status{
 		"coordinator of the pool: 10.0.0.7:10271, for 1m0s; 7 objects, 1 refused\n":       {Address: "10.0.0.7:10271", Since: now.Add(-time.Minute), Objects: 7, Refused: 1},
+		"coordinator of the pool: :1, for 1s; 7 objects, 0 refused; this hub leads\n":     {Address: ":1", Since: now.Add(-time.Second), Objects: 7, Leads: true},
 		"coordinator of the pool: not up to date for 5s: nobody answers; nor elsewhere\n": {Address: "10.0.0.7:10271", Since: now.Add(-5 * time.Second), Reason: "nobody answers\nnor elsewhere"},
 	} {
 		var text strings.Builder

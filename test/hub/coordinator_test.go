@@ -20,6 +20,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -80,11 +81,13 @@ func TestCoordinator(t *testing.T) {
 	}{
 		{"people see what the cloud has, byte for byte", (*poolRig).testSame},
 		{"what changes in the cloud changes there, and what is gone is gone", (*poolRig).testChanges},
+		{"what belongs to the pool is there, too", (*poolRig).testPool},
 		{"people look, and nobody writes", (*poolRig).testReadOnly},
 		{"nodes upload what is theirs, and nothing else", (*poolRig).testForeignUploads},
 		{"without metrics.k8s.io all else works", (*poolRig).testWithoutUsage},
 		{"each program may be killed, or hang", (*poolRig).testKills},
 		{"a coordinator that starts empty is full again, also without the cloud", (*poolRig).testEmpty},
+		{"what belongs to the pool is there again once a hub has the cloud", (*poolRig).poolIsTheSame},
 		{"etcd is full for a while", (*poolRig).testFull},
 	} {
 		t.Run(part.name, func(t *testing.T) {
@@ -116,7 +119,7 @@ func (r *poolRig) governed() {
 	r.Helper()
 	r.kubectl("apply", "--server-side", "-f", filepath.Join("..", "..", "charts", "atoll", "files", "crds", "apps.openyurt.io_yurtcoordinators.yaml"))
 	r.kubectl("wait", "--for=condition=Established", "crd/yurtcoordinators.apps.openyurt.io")
-	r.kubectl("create", "clusterrole", "hubs", "--verb=get,list,watch", "--resource=yurtcoordinators.apps.openyurt.io")
+	r.kubectl("create", "clusterrole", "hubs", "--verb=get,list,watch", "--resource=yurtcoordinators.apps.openyurt.io,endpointslices.discovery.k8s.io,namespaces")
 	r.kubectl("create", "clusterrolebinding", "hubs", "--clusterrole=hubs", "--group=system:nodes")
 	file := filepath.Join(r.dir, "coordinator.yaml")
 	if err := os.WriteFile(file, []byte("apiVersion: apps.openyurt.io/v1alpha1\nkind: YurtCoordinator\nmetadata: {name: edge}\nspec: {nodePool: edge}\n"), 0o600); err != nil {
@@ -406,6 +409,46 @@ func (r *poolRig) testChanges() {
 	})
 }
 
+// poolIsTheSame waits until the coordinator has what belongs to the whole pool as the cloud has it.
+func (r *poolRig) poolIsTheSame() {
+	r.Helper()
+	r.same("get", "services,endpointslices,namespaces", "-A", "-o", "yaml")
+}
+
+func (r *poolRig) testPool() {
+	r.poolIsTheSame()
+	services, slices := r.admin.CoreV1().Services(namespace), r.admin.DiscoveryV1().EndpointSlices(namespace)
+	meta := metav1.ObjectMeta{Name: "web", Labels: map[string]string{"kubernetes.io/service-name": "web"}}
+	port := int32(8080)
+	_, err := services.Create(r.Context(), &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}, metav1.CreateOptions{})
+	if err == nil {
+		_, err = slices.Create(r.Context(), &discoveryv1.EndpointSlice{
+			ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.1.2.3"}}}, Ports: []discoveryv1.EndpointPort{{Port: &port}},
+		}, metav1.CreateOptions{})
+	}
+	if err != nil {
+		r.Fatal(err)
+	}
+	began := time.Now()
+	r.poolIsTheSame()
+	r.Logf("a new Service is at the coordinator after %s", time.Since(began).Round(100*time.Millisecond))
+	r.kubectl("create", "namespace", "short")
+	r.kubectl("label", "service", "-n", namespace, "web", "changed=yes")
+	if out := r.same("get", "services", "-n", namespace, "web", "-o", "yaml"); !strings.Contains(out, "changed: \"yes\"") {
+		r.Errorf("the Service is %s", out)
+	}
+	r.poolIsTheSame()
+	r.kubectl("delete", "namespace", "short")
+	r.kubectl("delete", "endpointslice", "-n", namespace, "web")
+	r.poolIsTheSame()
+	if _, err := r.people.DiscoveryV1().EndpointSlices(namespace).Get(r.Context(), "web", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		r.Errorf("an EndpointSlice that is gone is read: %v", err)
+	}
+	if out := r.there("get", "events", "-A"); !strings.Contains(out, "No resources found") {
+		r.Errorf("there are events that the cloud does not have:\n%s", out)
+	}
+}
+
 func (r *poolRig) testReadOnly() {
 	masters := r.coordinator.client("root", "system:masters")
 	for name, client := range map[string]kubernetes.Interface{"people": r.people, "system:masters": masters} {
@@ -415,6 +458,7 @@ func (r *poolRig) testReadOnly() {
 		_, statusErr := client.CoreV1().Nodes().Patch(r.Context(), nodeName, "application/merge-patch+json", []byte(`{"status":{"phase":"Terminated"}}`), metav1.PatchOptions{}, "status")
 		for verb, err := range map[string]error{
 			"create": createErr, "patch": patchErr, "delete": pods.Delete(r.Context(), "pod-0", metav1.DeleteOptions{}),
+			"delete a Service": client.CoreV1().Services(namespace).Delete(r.Context(), "web", metav1.DeleteOptions{}),
 			"deletecollection": pods.DeleteCollection(r.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}),
 		} {
 			if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "Make them at the cloud's API server") {
@@ -537,6 +581,10 @@ func (r *poolRig) testForeignUploads() {
 		"another node's pod, as its own":  {other, "PUT", pod, changed(func(p *corev1.Pod) { p.Spec.NodeName = "other" }), 403, "is of the node edge"},
 		"another node's pod, made anew":   {other, "PUT", pod, changed(func(p *corev1.Pod) { p.UID, p.Spec.NodeName = "2", "other" }), 403, "is of the node edge"},
 		"another node":                    {other, "PUT", governance.ObjectsPath + "nodes/" + nodeName, node, 403, "is not the node other"},
+		"a Service, and the hub does not lead": {other, "PUT", governance.ObjectsPath + "services/default/web", &corev1.Service{
+			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}, ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "web", UID: "1", ResourceVersion: "999999999"},
+		}, 403, "does not lead"},
+		"what is of the pool, and the hub does not lead": {other, "POST", governance.PoolInventoryPath, governance.Inventory{}, 403, "does not lead"},
 		"a Secret":                        {edge, "PUT", governance.ObjectsPath + "secrets/default/s", own, 422, "is not one that hubs upload"},
 		"a path out of the API's keys":    {edge, "PUT", governance.ObjectsPath + "pods/default/..%2f..%2fminions%2fedge", own, 422, "is not the name of an object"},
 		"an old version":                  {edge, "PUT", pod, changed(func(p *corev1.Pod) { p.ResourceVersion = "1" }), 409, "is stored"},
@@ -553,6 +601,7 @@ func (r *poolRig) testForeignUploads() {
 	}
 	r.podsAreTheSame()
 	r.nodeIsTheSame()
+	r.poolIsTheSame()
 }
 
 // testWithoutUsage kills the server of metrics.k8s.io, which kube-apiserver aggregates.
@@ -658,6 +707,9 @@ func (r *poolRig) testEmpty() {
 	})
 	if _, err := r.people.CoreV1().Nodes().Get(r.Context(), nodeName, metav1.GetOptions{}); err != nil {
 		r.Errorf("the Node is not there: %v", err)
+	}
+	if _, err := r.people.CoreV1().Services(namespace).Get(r.Context(), "web", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		r.Errorf("without the cloud nobody leads, and a Service is there: %v", err)
 	}
 	r.Logf("empty, started, and full again after %s, without the cloud", time.Since(began).Round(100*time.Millisecond))
 }

@@ -182,6 +182,7 @@ func writerOf(images Images) corev1.Container {
 		"--client-ca-file="+secret+nodesCA, "--nodes-file="+secret+nodeNames,
 		fmt.Sprintf("--usage-listen=127.0.0.1:%d", governance.UsagePort), "--front-proxy-ca-file="+files+"front-proxy-ca.crt",
 		"--hub-client-certificate="+secret+apiServerCert, "--hub-client-key="+secret+apiServerKey, "--pool-ca-file="+secret+poolCA)
+	c.Env = []corev1.EnvVar{{Name: "NODE_NAME", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "spec.nodeName"}}}}
 	c.Ports = []corev1.ContainerPort{{Name: "upload", ContainerPort: governance.WriterPort, HostPort: governance.WriterPort, Protocol: corev1.ProtocolTCP}}
 	return c
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
@@ -150,4 +151,23 @@ func FuzzRead(f *testing.F) {
 	f.Add([]byte(`{"apiVersion":"v1","kind":"Pod"}`))
 	f.Add([]byte("k8s\x00\n\t\n\x02v1\x12\x03Pod"))
 	f.Fuzz(func(_ *testing.T, body []byte) { _, _ = Read(webRef, body) })
+}
+
+func TestReadWhatBelongsToThePool(t *testing.T) {
+	meta := metav1.ObjectMeta{Namespace: "default", Name: "web", UID: "1", ResourceVersion: "7"}
+	for resource, object := range map[string]runtime.Object{
+		"services":       &corev1.Service{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}, ObjectMeta: meta, Spec: corev1.ServiceSpec{ClusterIP: "10.0.0.1"}},
+		"endpointslices": &discoveryv1.EndpointSlice{TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"}, ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4},
+		"namespaces":     &corev1.Namespace{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"}, ObjectMeta: metav1.ObjectMeta{Name: "web", UID: "1", ResourceVersion: "7"}},
+	} {
+		ref := governance.Ref{Resource: resource, Namespace: "default", Name: "web"}
+		if resource == "namespaces" {
+			ref.Namespace = ""
+		}
+		for _, body := range [][]byte{asJSON(t, object), asProtobuf(t, object)} {
+			if got, err := Read(ref, body); err != nil || got.UID != "1" || got.Version != 7 {
+				t.Errorf("%s: the object is %+v, %v", ref, got, err)
+			}
+		}
+	}
 }

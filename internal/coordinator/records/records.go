@@ -2,7 +2,8 @@
 // version in the cloud and the node that it is of. It is pure: storage is the caller's, and times are values.
 //
 // A node may upload what is of itself: its Node, its Lease, pods that are bound to it, and what those pods
-// name. An old upload never replaces a later one. See docs/security.md for what a stolen certificate of a
+// name. The node whose hub leads may upload what belongs to the whole pool, too; who leads is the caller's to
+// know. An old upload never replaces a later one. See docs/security.md for what a stolen certificate of a
 // node can do with this.
 package records
 
@@ -20,7 +21,8 @@ type Record struct {
 	// UID and Version are those of the cloud.
 	UID     string `json:"uid"`
 	Version uint64 `json:"version"`
-	// Node is the node that has uploaded it. For a kind of a node, it is the one that the object is of.
+	// Node is the node that has uploaded it. For a kind of a node, it is the one that the object is of. What belongs to
+	// the pool goes with it, too, when it leaves the pool, because it may have been forged.
 	Node string `json:"node"`
 	// Bytes is the object's size.
 	Bytes int64 `json:"bytes"`
@@ -30,9 +32,10 @@ type Record struct {
 
 // Limits bound what is stored.
 type Limits struct {
-	// NodeObjects and NodeBytes bound what one node has uploaded, and Bytes what all nodes have.
-	NodeObjects      int
-	NodeBytes, Bytes int64
+	// NodeObjects and NodeBytes bound what one node has uploaded of itself, PoolObjects and PoolBytes what belongs to the
+	// pool, and Bytes all of it.
+	NodeObjects, PoolObjects    int
+	NodeBytes, PoolBytes, Bytes int64
 }
 
 // Reason is why an upload is not taken.
@@ -69,6 +72,8 @@ type Set struct {
 	// named counts the pods that name an object.
 	named map[governance.Ref]int
 	nodes map[string]*node
+	// pool has what belongs to the pool, and the digest of the last inventory of that.
+	pool  node
 	bytes int64
 	began time.Time
 }
@@ -100,6 +105,14 @@ func (s *Set) node(name string) *node {
 	return n
 }
 
+// owner returns what an object counts for.
+func (s *Set) owner(ref governance.Ref, record Record) *node {
+	if isOfPool(ref) {
+		return &s.pool
+	}
+	return s.node(record.Node)
+}
+
 // Beat notes that a node is there, and tells whether its last inventory had this digest.
 func (s *Set) Beat(name, digest string, now time.Time) (isKnown bool) {
 	n := s.node(name)
@@ -107,29 +120,19 @@ func (s *Set) Beat(name, digest string, now time.Time) (isKnown bool) {
 	return n.digest == digest
 }
 
+// IsPoolKnown tells whether the last inventory of the pool had this digest.
+func (s *Set) IsPoolKnown(digest string) bool { return digest != "" && s.pool.digest == digest }
+
 // Inventory compares what a node has with what is stored: missing is what it is to upload, in order, and
 // remove what is to be removed of what it has uploaded. Its Node and its Lease stay: a hub that was started
 // again without the cloud may not know them. Items that the node may not upload are not missing.
 func (s *Set) Inventory(name string, inventory *governance.Inventory, now time.Time) (missing, remove []governance.Ref, err error) {
-	if len(inventory.Items) > governance.MaxItems {
-		return nil, nil, refuse(Full, "items: more than %d", governance.MaxItems)
-	}
-	has := map[governance.Ref]bool{}
-	for i, item := range inventory.Items {
-		if err := item.Validate(); err != nil {
-			return nil, nil, refuse(Forbidden, "items[%d].%v", i, err)
-		}
-		version, err := governance.Version(item.Version)
-		if err != nil {
-			return nil, nil, refuse(Forbidden, "items[%d].%v", i, err)
-		}
-		has[item.Ref] = true
-		if s.check(name, item.Ref, Record{UID: item.UID, Version: version, Node: name}, now) == nil && !s.Has(item.Ref, item.UID, version) {
-			missing = append(missing, item.Ref)
-		}
+	has, missing, err := s.compare(name, inventory, false, now)
+	if err != nil {
+		return nil, nil, err
 	}
 	for ref, record := range s.records {
-		if has[ref] || record.Node != name || ref.Resource == "nodes" || ref.Resource == "leases" {
+		if has[ref] || record.Node != name || ref.Resource == "nodes" || ref.Resource == "leases" || isOfPool(ref) {
 			continue
 		}
 		remove = append(remove, ref)
@@ -139,9 +142,61 @@ func (s *Set) Inventory(name string, inventory *governance.Inventory, now time.T
 	}
 	n := s.node(name)
 	n.digest, n.beat = inventory.Digest(), now
-	slices.SortFunc(missing, governance.Ref.Compare)
 	slices.SortFunc(remove, governance.Ref.Compare)
 	return missing, remove, nil
+}
+
+// PoolInventory is Inventory for what belongs to the pool, by the node whose hub leads: what others have uploaded
+// before it stays if it is in the inventory, and is removed if not.
+func (s *Set) PoolInventory(name string, inventory *governance.Inventory, now time.Time) (missing, remove []governance.Ref, err error) {
+	has, missing, err := s.compare(name, inventory, true, now)
+	if err != nil {
+		return nil, nil, err
+	}
+	for ref := range s.records {
+		if isOfPool(ref) && !has[ref] {
+			remove = append(remove, ref)
+		}
+	}
+	s.pool.digest = inventory.Digest()
+	slices.SortFunc(remove, governance.Ref.Compare)
+	return missing, remove, nil
+}
+
+// compare returns which objects an inventory has, and of these the ones to upload, in order.
+func (s *Set) compare(name string, inventory *governance.Inventory, ofPool bool, now time.Time) (has map[governance.Ref]bool, missing []governance.Ref, err error) {
+	most := governance.MaxItems
+	if ofPool {
+		most = governance.MaxPoolItems
+	}
+	if len(inventory.Items) > most {
+		return nil, nil, refuse(Full, "items: more than %d", most)
+	}
+	has = make(map[governance.Ref]bool, len(inventory.Items))
+	for i, item := range inventory.Items {
+		if err := item.Validate(); err != nil {
+			return nil, nil, refuse(Forbidden, "items[%d].%v", i, err)
+		}
+		version, err := governance.Version(item.Version)
+		if err != nil {
+			return nil, nil, refuse(Forbidden, "items[%d].%v", i, err)
+		}
+		if isOfPool(item.Ref) != ofPool {
+			return nil, nil, refuse(Forbidden, "items[%d].resource: %s are of the other inventory", i, item.Resource)
+		}
+		has[item.Ref] = true
+		if s.check(name, item.Ref, Record{UID: item.UID, Version: version, Node: name}, now) == nil && !s.Has(item.Ref, item.UID, version) {
+			missing = append(missing, item.Ref)
+		}
+	}
+	slices.SortFunc(missing, governance.Ref.Compare)
+	return has, missing, nil
+}
+
+// isOfPool reports whether an object belongs to the whole pool.
+func isOfPool(ref governance.Ref) bool {
+	kind, _ := governance.KindOf(ref.Resource)
+	return kind.IsOfPool
 }
 
 // Has reports whether this version or a later one of an object is stored.
@@ -150,29 +205,36 @@ func (s *Set) Has(ref governance.Ref, uid string, version uint64) bool {
 	return found && record.UID == uid && record.Version >= version
 }
 
-// Check tells whether an object may be stored. record.Node is the node that uploads it, and boundTo the one
-// that a pod is bound to.
-func (s *Set) Check(ref governance.Ref, record Record, boundTo string, now time.Time) error {
+// Check tells whether an object may be stored. record.Node is the node that uploads it, leads tells whether its hub
+// leads, and boundTo is the node that a pod is bound to.
+func (s *Set) Check(ref governance.Ref, record Record, leads bool, boundTo string, now time.Time) error {
 	if ref.Resource == "pods" && boundTo != record.Node {
 		return refuse(Forbidden, "%s is not bound to the node %s", ref, record.Node)
 	}
-	if kind, _ := governance.KindOf(ref.Resource); !kind.IsOfNode && s.named[ref] == 0 {
+	kind, _ := governance.KindOf(ref.Resource)
+	if kind.IsOfPool && !leads {
+		return refuse(Forbidden, "%s is of the pool, and the hub of the node %s does not lead", ref, record.Node)
+	}
+	if !kind.IsOfNode && !kind.IsOfPool && s.named[ref] == 0 {
 		return refuse(Forbidden, "no pod that is stored names %s", ref)
 	}
 	if err := s.check(record.Node, ref, record, now); err != nil {
 		return err
 	}
-	before := s.records[ref]
-	n := s.node(record.Node)
+	before, isReplaced := s.records[ref]
+	n, of, maxObjects, maxBytes := s.node(record.Node), "the node "+record.Node, s.limits.NodeObjects, s.limits.NodeBytes
+	if kind.IsOfPool {
+		n, of, maxObjects, maxBytes = &s.pool, "the pool", s.limits.PoolObjects, s.limits.PoolBytes
+	}
 	objects, bytes, all := n.objects+1, n.bytes+record.Bytes, s.bytes+record.Bytes-before.Bytes
-	if before.Node == record.Node { // it is replaced
+	if isReplaced && (kind.IsOfPool || before.Node == record.Node) {
 		objects, bytes = objects-1, bytes-before.Bytes
 	}
 	switch {
-	case objects > s.limits.NodeObjects:
-		return refuse(Full, "the node %s would have more than %d objects", record.Node, s.limits.NodeObjects)
-	case bytes > s.limits.NodeBytes:
-		return refuse(Full, "the objects of the node %s would take more than %d bytes", record.Node, s.limits.NodeBytes)
+	case objects > maxObjects:
+		return refuse(Full, "%s would have more than %d objects", of, maxObjects)
+	case bytes > maxBytes:
+		return refuse(Full, "the objects of %s would take more than %d bytes", of, maxBytes)
 	case all > s.limits.Bytes:
 		return refuse(Full, "the objects of all nodes would take more than %d bytes", s.limits.Bytes)
 	}
@@ -212,7 +274,7 @@ func (s *Set) Put(ref governance.Ref, record Record) (orphans []governance.Ref) 
 	}
 	orphans = s.Remove(ref)
 	s.records[ref] = record
-	n := s.node(record.Node)
+	n := s.owner(ref, record)
 	n.objects++
 	n.bytes += record.Bytes
 	s.bytes += record.Bytes
@@ -226,7 +288,7 @@ func (s *Set) Remove(ref governance.Ref) (orphans []governance.Ref) {
 		return nil
 	}
 	delete(s.records, ref)
-	n := s.node(record.Node)
+	n := s.owner(ref, record)
 	n.objects--
 	n.bytes -= record.Bytes
 	s.bytes -= record.Bytes
@@ -250,7 +312,7 @@ func (s *Set) Keep(isOfPool func(node string) bool) (remove []governance.Ref) {
 		}
 	}
 	if len(remove) > 0 {
-		s.forgetDigests() // others may have the same ConfigMaps
+		s.forgetDigests() // others may have the same ConfigMaps, and the hub that leads has what is of the pool
 	}
 	maps.DeleteFunc(s.nodes, func(name string, n *node) bool { return n.objects == 0 && !isOfPool(name) })
 	slices.SortFunc(remove, governance.Ref.Compare)
@@ -259,6 +321,7 @@ func (s *Set) Keep(isOfPool func(node string) bool) (remove []governance.Ref) {
 
 // forgetDigests lets all nodes send their inventories again.
 func (s *Set) forgetDigests() {
+	s.pool.digest = ""
 	for _, n := range s.nodes {
 		n.digest = ""
 	}

@@ -17,17 +17,19 @@ import (
 
 var (
 	noon  = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
-	large = Limits{NodeObjects: 100, NodeBytes: 1 << 20, Bytes: 1 << 20}
+	large = Limits{NodeObjects: 100, NodeBytes: 1 << 20, PoolObjects: 100, PoolBytes: 1 << 20, Bytes: 1 << 20}
 
 	web      = governance.Ref{Resource: "pods", Namespace: "default", Name: "web-0"}
 	settings = governance.Ref{Resource: "configmaps", Namespace: "default", Name: "settings"}
+	service  = governance.Ref{Resource: "services", Namespace: "default", Name: "web"}
 )
 
-// stored is a book with the pod web of the node a, which names settings.
+// stored has the pod web of the node a, which names settings, and a Service that the hub of a has uploaded.
 func stored() *Set {
 	return New(large, map[governance.Ref]Record{
 		web:      {UID: "1", Version: 10, Node: "a", Bytes: 100, Names: []governance.Ref{settings}},
 		settings: {UID: "2", Version: 5, Node: "a", Bytes: 50},
+		service:  {UID: "5", Version: 4, Node: "a", Bytes: 20},
 	}, noon)
 }
 
@@ -36,6 +38,7 @@ func TestCheck(t *testing.T) {
 	for name, tc := range map[string]struct {
 		ref     governance.Ref
 		record  Record
+		leads   bool
 		boundTo string
 		after   time.Duration // since noon, when the coordinator started
 		limits  Limits
@@ -66,11 +69,20 @@ func TestCheck(t *testing.T) {
 		"a ConfigMap of another namespace": {
 			ref: governance.Ref{Resource: "configmaps", Namespace: "other", Name: "settings"}, record: Record{UID: "2", Version: 6, Node: "a"}, want: Forbidden,
 		},
-		"too many objects":         {ref: lease, record: Record{UID: "3", Version: 1, Node: "a"}, limits: Limits{NodeObjects: 2, NodeBytes: 1000, Bytes: 1000}, want: Full},
-		"as many as there may be":  {ref: settings, record: Record{UID: "2", Version: 6, Node: "a"}, limits: Limits{NodeObjects: 2, NodeBytes: 1000, Bytes: 1000}},
-		"too many bytes of a node": {ref: web, record: Record{UID: "1", Version: 11, Node: "a", Bytes: 151}, boundTo: "a", limits: Limits{NodeObjects: 2, NodeBytes: 200, Bytes: 1000}, want: Full},
-		"all bytes of a node":      {ref: web, record: Record{UID: "1", Version: 11, Node: "a", Bytes: 150}, boundTo: "a", limits: Limits{NodeObjects: 2, NodeBytes: 200, Bytes: 1000}},
-		"too many bytes of all":    {ref: web, record: Record{UID: "1", Version: 11, Node: "a", Bytes: 151}, boundTo: "a", limits: Limits{NodeObjects: 2, NodeBytes: 1000, Bytes: 200}, want: Full},
+		"a Service, and the hub leads":         {ref: service, record: Record{UID: "5", Version: 6, Node: "b"}, leads: true},
+		"a Service, and the hub does not lead": {ref: service, record: Record{UID: "5", Version: 6, Node: "b"}, want: Forbidden},
+		"another node's pod, by the leader":    {ref: web, record: Record{UID: "1", Version: 11, Node: "b"}, leads: true, boundTo: "b", want: Forbidden},
+		"an older Service":                     {ref: service, record: Record{UID: "5", Version: 3, Node: "b"}, leads: true, want: Stale},
+		"too many objects of the pool": {
+			ref: governance.Ref{Resource: "namespaces", Name: "x"}, record: Record{UID: "6", Version: 6, Node: "a"}, leads: true, limits: Limits{PoolObjects: 1, PoolBytes: 1000, Bytes: 1000}, want: Full,
+		},
+		"too many bytes of the pool": {ref: service, record: Record{UID: "5", Version: 6, Node: "b", Bytes: 31}, leads: true, limits: Limits{PoolObjects: 1, PoolBytes: 30, Bytes: 1000}, want: Full},
+		"all bytes of the pool":      {ref: service, record: Record{UID: "5", Version: 6, Node: "b", Bytes: 30}, leads: true, limits: Limits{PoolObjects: 1, PoolBytes: 30, Bytes: 1000}},
+		"too many objects":           {ref: lease, record: Record{UID: "3", Version: 1, Node: "a"}, limits: Limits{NodeObjects: 2, NodeBytes: 1000, Bytes: 1000}, want: Full},
+		"as many as there may be":    {ref: settings, record: Record{UID: "2", Version: 6, Node: "a"}, limits: Limits{NodeObjects: 2, NodeBytes: 1000, Bytes: 1000}},
+		"too many bytes of a node":   {ref: web, record: Record{UID: "1", Version: 11, Node: "a", Bytes: 151}, boundTo: "a", limits: Limits{NodeObjects: 2, NodeBytes: 200, Bytes: 1000}, want: Full},
+		"all bytes of a node":        {ref: web, record: Record{UID: "1", Version: 11, Node: "a", Bytes: 150}, boundTo: "a", limits: Limits{NodeObjects: 2, NodeBytes: 200, Bytes: 1000}},
+		"too many bytes of all":      {ref: web, record: Record{UID: "1", Version: 11, Node: "a", Bytes: 151}, boundTo: "a", limits: Limits{NodeObjects: 2, NodeBytes: 1000, Bytes: 200}, want: Full},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := stored()
@@ -79,7 +91,7 @@ func TestCheck(t *testing.T) {
 			}
 			var got Reason
 			var refusal *Refusal
-			if err := b.Check(tc.ref, tc.record, tc.boundTo, noon.Add(tc.after)); errors.As(err, &refusal) {
+			if err := b.Check(tc.ref, tc.record, tc.leads, tc.boundTo, noon.Add(tc.after)); errors.As(err, &refusal) {
 				got = refusal.Reason
 			}
 			if got != tc.want {
@@ -113,6 +125,7 @@ func TestInventory(t *testing.T) {
 		"objects that are of others":   {node: "b", items: []governance.Item{item(web, "1", "11"), item(node, "3", "4")}},
 		"a name that is none":          {node: "a", items: []governance.Item{item(governance.Ref{Resource: "pods", Namespace: "default", Name: "../a"}, "1", "1")}, want: Forbidden},
 		"a version that is no number":  {node: "a", items: []governance.Item{item(web, "1", "x")}, want: Forbidden},
+		"a Service":                    {node: "a", items: []governance.Item{item(service, "5", "4")}, want: Forbidden},
 		"more items than there may be": {node: "a", items: make([]governance.Item, governance.MaxItems+1), want: Full},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -127,6 +140,35 @@ func TestInventory(t *testing.T) {
 				t.Error(diff)
 			}
 		})
+	}
+}
+
+// TestPoolInventory: the next hub that leads takes over what is there. What is gone goes, whoever has uploaded it.
+func TestPoolInventory(t *testing.T) {
+	b := stored()
+	other := governance.Ref{Resource: "namespaces", Name: "other"}
+	first := &governance.Inventory{Items: []governance.Item{{Ref: service, UID: "5", Version: "4"}, {Ref: other, UID: "6", Version: "7"}}}
+	if missing, remove, err := b.PoolInventory("b", first, noon); !slices.Equal(missing, []governance.Ref{other}) || len(remove) > 0 || err != nil {
+		t.Errorf("missing are %v, to be removed %v, %v", missing, remove, err)
+	}
+	b.Put(other, Record{UID: "6", Version: 7, Node: "b"})
+	if !b.IsPoolKnown(first.Digest()) {
+		t.Error("the inventory is not known")
+	}
+	older := &governance.Inventory{Items: []governance.Item{{Ref: other, UID: "6", Version: "6"}}}
+	if missing, remove, err := b.PoolInventory("b", older, noon); len(missing) > 0 || !slices.Equal(remove, []governance.Ref{service}) || err != nil {
+		t.Errorf("missing are %v, to be removed %v, %v", missing, remove, err)
+	}
+	if _, remove, err := b.Inventory("b", &governance.Inventory{}, noon); len(remove) > 0 || err != nil {
+		t.Errorf("with the node's own inventory are to be removed %v, %v", remove, err)
+	}
+	for _, items := range [][]governance.Item{{{Ref: web, UID: "1", Version: "11"}}, make([]governance.Item, governance.MaxPoolItems+1)} {
+		if _, _, err := b.PoolInventory("a", &governance.Inventory{Items: items}, noon); err == nil {
+			t.Errorf("an inventory of %d items is taken", len(items))
+		}
+	}
+	if remove := b.Keep(func(node string) bool { return node == "a" }); !slices.Equal(remove, []governance.Ref{other}) || b.IsPoolKnown(older.Digest()) {
+		t.Errorf("when the node leaves, %v is to be removed", remove)
 	}
 }
 
@@ -184,7 +226,7 @@ func TestBeat(t *testing.T) {
 	}
 	late := noon.Add(governance.SilentAfter)
 	b.Beat("a", "", late)
-	if err := b.Check(web, Record{UID: "9", Version: 11, Node: "b"}, "b", late.Add(governance.SilentAfter-1)); err == nil {
+	if err := b.Check(web, Record{UID: "9", Version: 11, Node: "b"}, false, "b", late.Add(governance.SilentAfter-1)); err == nil {
 		t.Error("a node that beats loses its pod")
 	}
 }
@@ -193,7 +235,7 @@ func TestKeepRemovesWhatIsOfNodesThatHaveLeft(t *testing.T) {
 	b := stored()
 	b.Put(governance.Ref{Resource: "nodes", Name: "b"}, Record{UID: "4", Version: 4, Node: "b"})
 	remove := b.Keep(func(node string) bool { return node == "b" })
-	if !slices.Equal(remove, []governance.Ref{web, settings}) {
+	if !slices.Equal(remove, []governance.Ref{web, settings, service}) {
 		t.Errorf("to be removed are %v, want what the other node has uploaded", remove)
 	}
 }
@@ -201,7 +243,7 @@ func TestKeepRemovesWhatIsOfNodesThatHaveLeft(t *testing.T) {
 // TestSet compares a set with a model of a few lines, over random uploads.
 func TestSet(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		limits := Limits{NodeObjects: 4, NodeBytes: 60, Bytes: 100}
+		limits := Limits{NodeObjects: 4, NodeBytes: 60, PoolObjects: 3, PoolBytes: 40, Bytes: 100}
 		b := New(limits, nil, noon)
 		now := noon
 		model := map[governance.Ref]Record{}
@@ -213,12 +255,13 @@ func TestSet(t *testing.T) {
 			}
 		}
 		nodes := rapid.SampledFrom([]string{"a", "b", "c"})
+		leader := "a"
 		refs := func(t *rapid.T, resource string) governance.Ref {
 			return governance.Ref{Resource: resource, Namespace: "default", Name: fmt.Sprint("n-", rapid.IntRange(0, 2).Draw(t, "name"))}
 		}
 		t.Repeat(map[string]func(*rapid.T){
 			"upload": func(t *rapid.T) {
-				ref := refs(t, rapid.SampledFrom([]string{"pods", "configmaps"}).Draw(t, "resource"))
+				ref := refs(t, rapid.SampledFrom([]string{"pods", "configmaps", "services", "endpointslices"}).Draw(t, "resource"))
 				record := Record{
 					UID: strconv.Itoa(rapid.IntRange(1, 3).Draw(t, "uid")), Version: uint64(rapid.IntRange(1, 20).Draw(t, "version")),
 					Node: nodes.Draw(t, "node"), Bytes: int64(rapid.IntRange(1, 30).Draw(t, "bytes")),
@@ -227,9 +270,11 @@ func TestSet(t *testing.T) {
 					record.Names = []governance.Ref{refs(t, "configmaps")}
 				}
 				before, found := model[ref]
-				err := b.Check(ref, record, record.Node, now)
-				if err != nil {
+				if err := b.Check(ref, record, record.Node == leader, record.Node, now); err != nil {
 					return
+				}
+				if isOfPool(ref) && record.Node != leader {
+					t.Fatalf("%s uploads %s, and does not lead", record.Node, ref)
 				}
 				if found && record.Version < before.Version {
 					t.Fatalf("version %d replaces %d", record.Version, before.Version)
@@ -247,7 +292,7 @@ func TestSet(t *testing.T) {
 				node := nodes.Draw(t, "node")
 				inventory := &governance.Inventory{}
 				for ref, record := range model {
-					if record.Node == node && rapid.Bool().Draw(t, "keep") {
+					if record.Node == node && !isOfPool(ref) && rapid.Bool().Draw(t, "keep") {
 						inventory.Items = append(inventory.Items, governance.Item{Ref: ref, UID: record.UID, Version: strconv.FormatUint(record.Version, 10)})
 					}
 				}
@@ -256,6 +301,9 @@ func TestSet(t *testing.T) {
 					t.Fatalf("what is stored is missing: %v, %v", missing, err)
 				}
 				for _, ref := range gone {
+					if isOfPool(ref) {
+						t.Fatalf("%s removes %s with an inventory of its own", node, ref)
+					}
 					remove(ref)
 				}
 				for ref, record := range model {
@@ -264,15 +312,39 @@ func TestSet(t *testing.T) {
 					}
 				}
 			},
-			"restart": func(*rapid.T) { b = New(limits, maps.Clone(model), now) },
-			"time":    func(*rapid.T) { now = now.Add(governance.SilentAfter / 2) },
+			"inventory of the pool": func(t *rapid.T) {
+				inventory, gone := &governance.Inventory{}, 0
+				for ref, record := range model {
+					switch {
+					case !isOfPool(ref):
+					case rapid.Bool().Draw(t, "keep"):
+						inventory.Items = append(inventory.Items, governance.Item{Ref: ref, UID: record.UID, Version: strconv.FormatUint(record.Version, 10)})
+					default:
+						gone++
+					}
+				}
+				missing, removed, err := b.PoolInventory(leader, inventory, now)
+				if err != nil || len(missing) > 0 || len(removed) != gone {
+					t.Fatalf("of %d objects that are gone %d are removed, and what is stored is missing: %v, %v", gone, len(removed), missing, err)
+				}
+				for _, ref := range removed {
+					remove(ref)
+				}
+			},
+			"another leader": func(t *rapid.T) { leader = nodes.Draw(t, "leader") },
+			"restart":        func(*rapid.T) { b = New(limits, maps.Clone(model), now) },
+			"time":           func(*rapid.T) { now = now.Add(governance.SilentAfter / 2) },
 			"": func(t *rapid.T) {
 				var bytes int64
 				objects, bytesOf := map[string]int{}, map[string]int64{}
 				for ref, record := range model {
 					bytes += record.Bytes
-					objects[record.Node]++
-					bytesOf[record.Node] += record.Bytes
+					owner := record.Node
+					if isOfPool(ref) {
+						owner = ""
+					}
+					objects[owner]++
+					bytesOf[owner] += record.Bytes
 					if ref.Resource == "configmaps" && !slices.ContainsFunc(slices.Collect(maps.Values(model)), func(r Record) bool { return slices.Contains(r.Names, ref) }) {
 						t.Fatalf("%s is stored, and no pod names it", ref)
 					}
@@ -280,8 +352,11 @@ func TestSet(t *testing.T) {
 				if len(b.records) != len(model) || b.bytes != bytes {
 					t.Fatalf("there are %d objects of %d bytes, want %d of %d", len(b.records), b.bytes, len(model), bytes)
 				}
+				if objects[""] > limits.PoolObjects || bytesOf[""] > limits.PoolBytes || b.pool.objects != objects[""] || b.pool.bytes != bytesOf[""] {
+					t.Fatalf("the pool has %d objects of %d bytes, and the set says %+v", objects[""], bytesOf[""], b.pool)
+				}
 				for node := range objects {
-					if objects[node] > limits.NodeObjects || bytesOf[node] > limits.NodeBytes || bytes > limits.Bytes {
+					if node != "" && (objects[node] > limits.NodeObjects || bytesOf[node] > limits.NodeBytes) || bytes > limits.Bytes {
 						t.Fatalf("%s has %d objects of %d bytes, of %d in all", node, objects[node], bytesOf[node], bytes)
 					}
 				}

@@ -23,6 +23,7 @@ import (
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	"github.com/atoll-k8s/atoll/internal/coordinator/leadership"
 	"github.com/atoll-k8s/atoll/internal/coordinator/object"
 	"github.com/atoll-k8s/atoll/internal/coordinator/records"
 	"github.com/atoll-k8s/atoll/internal/governance"
@@ -37,7 +38,9 @@ const (
 )
 
 // DefaultLimits are those of a coordinator for 200 nodes and 2,000 pods, with much to spare.
-var DefaultLimits = records.Limits{NodeObjects: governance.MaxItems, NodeBytes: 32 << 20, Bytes: 256 << 20}
+var DefaultLimits = records.Limits{
+	NodeObjects: governance.MaxItems, NodeBytes: 32 << 20, PoolObjects: governance.MaxPoolItems, PoolBytes: 64 << 20, Bytes: 256 << 20,
+}
 
 // Storage keeps objects with their records: see Etcd.
 type Storage interface {
@@ -67,11 +70,17 @@ type Writer struct {
 	turn chan struct{}
 	// stored is nil while the storage has to be loaded.
 	stored *records.Set
+
+	mu         sync.Mutex
+	leadership *leadership.Leadership
 }
 
-// New returns a writer to a storage. nodes returns the names of the nodes of the pool.
-func New(storage Storage, nodes func() ([]string, error), limits records.Limits, log logr.Logger) *Writer {
-	return &Writer{storage: storage, nodes: nodes, limits: limits, log: log, now: time.Now, turn: make(chan struct{}, 1)}
+// New returns a writer to a storage. own is the node of the coordinator, "" if it is not known, and nodes returns the
+// names of the nodes of the pool.
+func New(storage Storage, own string, nodes func() ([]string, error), limits records.Limits, log logr.Logger) *Writer {
+	w := &Writer{storage: storage, nodes: nodes, limits: limits, log: log, now: time.Now, turn: make(chan struct{}, 1)}
+	w.leadership = leadership.New(own, w.now())
+	return w
 }
 
 // Run follows the nodes of the pool and the storage until ctx is done.
@@ -165,6 +174,7 @@ func (w *Writer) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+governance.BeatPath, ofNode(w, w.beat))
 	mux.HandleFunc("POST "+governance.InventoryPath, ofNode(w, w.inventory))
+	mux.HandleFunc("POST "+governance.PoolInventoryPath, ofNode(w, w.poolInventory))
 	put := ofNode(w, w.put)
 	mux.HandleFunc("PUT "+governance.ObjectsPath+"{resource}/{name}", put)
 	mux.HandleFunc("PUT "+governance.ObjectsPath+"{resource}/{namespace}/{name}", put)
@@ -229,9 +239,9 @@ func (w *Writer) nodeOf(r *http.Request) (string, error) {
 	return name, nil
 }
 
-// read reads the JSON of a request.
-func read(r *http.Request, into any) error {
-	body, err := body(r, governance.MaxMessage)
+// read reads the JSON of a request, of up to limit bytes.
+func read(r *http.Request, limit int64, into any) error {
+	body, err := body(r, limit)
 	if err == nil {
 		err = json.Unmarshal(body, into)
 	}
@@ -247,28 +257,64 @@ func body(r *http.Request, limit int64) ([]byte, error) {
 
 func (w *Writer) beat(node string, r *http.Request) (answer governance.BeatAnswer, err error) {
 	var beat governance.Beat
-	if err := read(r, &beat); err != nil {
+	if err := read(r, governance.MaxMessage, &beat); err != nil {
 		return answer, err
 	}
+	w.mu.Lock()
+	answer.Leads = w.leadership.Beat(node, &beat, w.now())
+	w.mu.Unlock()
 	return answer, w.with(r.Context(), func(_ context.Context, s *records.Set) error {
-		answer.IsKnown = s.Beat(node, beat.Digest, w.now())
+		answer.IsKnown, answer.IsPoolKnown = s.Beat(node, beat.Digest, w.now()), s.IsPoolKnown(beat.PoolDigest)
 		return nil
 	})
 }
 
+// leads reports whether the hub of a node leads.
+func (w *Writer) leads(node string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.leadership.Leads(node, w.now())
+}
+
 func (w *Writer) inventory(node string, r *http.Request) (answer governance.InventoryAnswer, err error) {
-	var inventory governance.Inventory
-	if err := read(r, &inventory); err != nil {
+	return w.compare(node, r, governance.MaxMessage, (*records.Set).Inventory)
+}
+
+func (w *Writer) poolInventory(node string, r *http.Request) (answer governance.InventoryAnswer, err error) {
+	mustLead := func() error {
+		if !w.leads(node) {
+			return &records.Refusal{Reason: records.Forbidden, Message: fmt.Sprintf("the hub of the node %s does not lead", node)}
+		}
+		return nil
+	}
+	if err := mustLead(); err != nil { // before the body, which may be large
 		return answer, err
 	}
-	return answer, w.with(r.Context(), func(ctx context.Context, s *records.Set) error {
-		missing, remove, err := s.Inventory(node, &inventory, w.now())
+	return w.compare(node, r, governance.MaxPoolMessage, func(s *records.Set, node string, inventory *governance.Inventory, now time.Time) (missing, remove []governance.Ref, err error) {
+		if err := mustLead(); err != nil {
+			return nil, nil, err
+		}
+		return s.PoolInventory(node, inventory, now)
+	})
+}
+
+// compare reads an inventory, compares it, and removes what it does not have.
+func (w *Writer) compare(
+	node string, r *http.Request, limit int64, with func(*records.Set, string, *governance.Inventory, time.Time) (missing, remove []governance.Ref, err error),
+) (answer governance.InventoryAnswer, err error) {
+	var inventory governance.Inventory
+	if err := read(r, limit, &inventory); err != nil {
+		return answer, err
+	}
+	err = w.with(r.Context(), func(ctx context.Context, s *records.Set) error {
+		missing, remove, err := with(s, node, &inventory, w.now())
 		if err != nil {
 			return err
 		}
 		answer.Missing = missing
 		return w.remove(ctx, s, remove)
 	})
+	return answer, err
 }
 
 func (w *Writer) put(node string, r *http.Request) (answer struct{}, err error) {
@@ -290,7 +336,7 @@ func (w *Writer) put(node string, r *http.Request) (answer struct{}, err error) 
 		for _, name := range o.Names {
 			record.Bytes += int64(len(name.Key()))
 		}
-		if err := s.Check(ref, record, o.NodeName, w.now()); err != nil {
+		if err := s.Check(ref, record, w.leads(node), o.NodeName, w.now()); err != nil {
 			return err
 		}
 		if s.Has(ref, o.UID, o.Version) {

@@ -73,7 +73,7 @@ type rig struct {
 func newRig(t *testing.T) *rig {
 	m := &memory{records: map[governance.Ref]records.Record{}}
 	nodes := func() ([]string, error) { return []string{"a", "b"}, nil }
-	r := &rig{t, New(m, nodes, records.Limits{NodeObjects: 10, NodeBytes: 1 << 19, Bytes: 1 << 20}, logr.Discard()), m}
+	r := &rig{t, New(m, "", nodes, records.Limits{NodeObjects: 10, NodeBytes: 1 << 19, PoolObjects: 10, PoolBytes: 1 << 19, Bytes: 1 << 20}, logr.Discard()), m}
 	if err := r.look(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -134,6 +134,62 @@ func TestAnswers(t *testing.T) {
 				t.Errorf("the answer is %d %s, want %d", code, answer, tc.want)
 			}
 		})
+	}
+}
+
+// TestLeader: only the hub that leads uploads what belongs to the pool, from a while after the writer's start.
+func TestLeader(t *testing.T) {
+	r := newRig(t)
+	began := time.Now()
+	number := uint64(0)
+	beat := func(node string, hasCloud bool, after time.Duration) (answer governance.BeatAnswer) {
+		t.Helper()
+		r.now = func() time.Time { return began.Add(after) }
+		number++
+		_, text := r.send("system:node:"+node, "POST", governance.BeatPath, governance.Beat{Session: node, Number: number, HasCloud: hasCloud})
+		if err := json.Unmarshal([]byte(text), &answer); err != nil {
+			t.Fatalf("%v: %s", err, text)
+		}
+		return answer
+	}
+	namespace := governance.Ref{Resource: "namespaces", Name: "default"}
+	inventory := governance.Inventory{Items: []governance.Item{{Ref: namespace, UID: "1", Version: "1"}}}
+	expect := func(node string, want int) {
+		t.Helper()
+		body := `{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"default","uid":"1","resourceVersion":"1"}}`
+		user := "system:node:" + node
+		if code, answer := r.send(user, "POST", governance.PoolInventoryPath, inventory); code != want {
+			t.Errorf("the inventory of %s is answered with %d %s, want %d", node, code, answer, want)
+		}
+		if code, answer := r.send(user, "PUT", namespace.Path(), body); code != want {
+			t.Errorf("an upload of %s is answered with %d %s, want %d", node, code, answer, want)
+		}
+	}
+	const start = governance.LeadFor + governance.LeadMargin
+	if beat("a", true, start-time.Second).Leads {
+		t.Error("a hub leads too soon after the start of the writer")
+	}
+	expect("a", 403)
+	if beat("b", true, start+time.Second).Leads || !beat("a", true, start+time.Second).Leads {
+		t.Error("it is not the first hub that leads")
+	}
+	expect("b", 403)
+	expect("a", 200)
+	if len(r.memory.records) != 1 || r.memory.records[namespace].Node != "a" {
+		t.Errorf("the records are %v", r.memory.records)
+	}
+	if beat("a", false, start+2*time.Second).Leads || !beat("b", true, start+2*time.Second).Leads {
+		t.Error("a hub without the cloud is not followed by the other one")
+	}
+	expect("a", 403)
+	expect("b", 200)
+	if r.memory.records[namespace].Node != "a" {
+		t.Error("the same version is stored again for another leader")
+	}
+	r.memory.err = errors.New("etcd hangs")
+	r.send("system:node:a", "PUT", webPath, pod("web", "a", 1))
+	if !beat("b", true, start+3*time.Second).Leads {
+		t.Error("what fails in etcd ends the leadership")
 	}
 }
 

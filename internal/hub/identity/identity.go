@@ -30,11 +30,15 @@ type Caller struct {
 	Token string
 }
 
-// node is the name of the node as a caller.
-const node = "node"
+// node is the name of the node as a caller, and pool that of the node for what belongs to its pool.
+const node, pool = "node", "pool"
 
 // OfNode returns the node as a caller. Only the hub itself may use it without a proof.
 func OfNode() Caller { return Caller{Name: node, IsNode: true} }
+
+// OfPool returns the node as a caller that reads what belongs to its pool, which is kept apart from what the node
+// needs itself. Only the hub itself may use it.
+func OfPool() Caller { return Caller{Name: pool, IsNode: true} }
 
 // User returns the name that the API server has for a caller, as far as its token tells: "" if that is
 // opaque. It is proven only by an API server that accepts the token.

@@ -1,5 +1,5 @@
-// Package pool keeps the coordinator of the node's pool up to date with what the hub keeps of its node. It must
-// not know how objects are kept, nor how the coordinator is connected to.
+// Package pool keeps the coordinator of the node's pool up to date with what the hub keeps of its node and, while the
+// hub leads, with what belongs to the pool. It must not know how objects are kept, nor how the coordinator is connected to.
 //
 // Every governance.BeatEvery it compares what is kept with what the coordinator was told last, so that it
 // does not matter what happened meanwhile to either of them. Without a coordinator nothing else of the hub
@@ -9,12 +9,13 @@ package pool
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
-	"math/rand/v2"
+	mathrand "math/rand/v2"
 	"net/http"
 	"slices"
 	"strings"
@@ -45,9 +46,19 @@ type Source interface {
 	Body(ref governance.Ref) ([]byte, error)
 }
 
+// PoolSource is what belongs to the pool: see proxy.PoolInventory.
+type PoolSource interface {
+	Source
+	// Follow reads it until ctx is done. Items returns nothing until all of it was read once.
+	Follow(ctx context.Context)
+}
+
 // Options are those of New.
 type Options struct {
-	Source Source
+	Source     Source
+	PoolSource PoolSource
+	// HasCloud tells whether the hub reaches the cloud.
+	HasCloud func() bool
 	// Addresses returns those at which the coordinator may be, as host:port; none if there is no coordinator. The one
 	// that has answered last is asked first.
 	Addresses func() []string
@@ -63,18 +74,41 @@ type Pool struct {
 	options Options
 	client  *http.Client
 	now     func() time.Time
+	lead    lead
 	// at is the address that is asked, and first the one at which the coordinator should be: another one is asked first
 	// once, also if at answers still.
 	at, first string
-	// told is when the last inventory was sent: from time to time one is sent in any case, because others may have
-	// removed what is of several nodes, and what was refused may be taken now.
-	told time.Time
-	// pending are the objects to be uploaded, in order, and refused when the coordinator has refused one.
-	pending []governance.Ref
-	refused map[governance.Item]time.Time
+	// session and number are those of the last beat, and beaten when it was sent.
+	session string
+	number  uint64
+	beaten  time.Time
+	// node and pool are what is told of the node, and of its pool while the hub leads.
+	node, pool told
+	refused    map[governance.Item]time.Time
 
 	mu     sync.Mutex
 	status *Status
+}
+
+// told is what the coordinator is told of a Source.
+type told struct {
+	source Source
+	// path is where its inventories are sent to.
+	path string
+	// at is when the last inventory was sent: from time to time one is sent in any case, because others may have
+	// removed what is of several nodes, and what was refused may be taken now.
+	at time.Time
+	// pending are the objects to be uploaded, in order.
+	pending []governance.Ref
+	// inventory is what the coordinator should have; nil if that is not known.
+	inventory *governance.Inventory
+}
+
+func (t *told) digest() string {
+	if t.inventory == nil {
+		return ""
+	}
+	return t.inventory.Digest()
 }
 
 // Status is what is known of the coordinator.
@@ -84,6 +118,8 @@ type Status struct {
 	// Since is since when it answers, or does not any more. Reason is why it does not; "" if it does.
 	Since  time.Time `json:"since"`
 	Reason string    `json:"reason,omitempty"`
+	// Leads is whether the hub leads its pool.
+	Leads bool `json:"leads,omitempty"`
 	// Objects is the number of objects that it should have, Waiting that of those that are not uploaded yet, and
 	// Refused that of those that it refuses.
 	Objects int `json:"objects"`
@@ -93,7 +129,9 @@ type Status struct {
 
 // New returns the pool of a hub.
 func New(o Options) *Pool {
-	p := &Pool{options: o, client: &http.Client{Transport: o.Transport}, now: time.Now, refused: map[governance.Item]time.Time{}}
+	p := &Pool{options: o, client: &http.Client{Transport: o.Transport}, now: time.Now, session: rand.Text(), refused: map[governance.Item]time.Time{}}
+	p.lead = lead{do: o.PoolSource.Follow, now: func() time.Time { return p.now() }}
+	p.node, p.pool = told{source: o.Source, path: governance.InventoryPath}, told{source: o.PoolSource, path: governance.PoolInventoryPath}
 	return p
 }
 
@@ -105,11 +143,13 @@ func (p *Pool) Status() *Status {
 		return nil
 	}
 	status := *p.status
+	status.Leads = p.lead.Leads()
 	return &status
 }
 
 // Run keeps the coordinator up to date until ctx is done.
 func (p *Pool) Run(ctx context.Context) {
+	defer p.lead.end()
 	for pause := governance.BeatEvery; ; {
 		addresses := p.options.Addresses()
 		p.begin(len(addresses) > 0)
@@ -117,6 +157,7 @@ func (p *Pool) Run(ctx context.Context) {
 		if len(addresses) > 0 {
 			err = p.round(ctx, addresses)
 		}
+		p.lead.follow(ctx)
 		if ctx.Err() != nil {
 			return
 		}
@@ -130,7 +171,7 @@ func (p *Pool) Run(ctx context.Context) {
 			return
 		case <-p.options.Changed:
 			pause = governance.BeatEvery
-		case <-time.After(pause - pause/8 + rand.N(pause/4)): // hubs that begin together do not stay together
+		case <-time.After(pause - mathrand.N(pause/4)): // hubs that begin together do not stay together
 		}
 	}
 }
@@ -140,7 +181,8 @@ func (p *Pool) begin(isThere bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !isThere {
-		p.status, p.at, p.first, p.pending = nil, "", "", nil
+		p.status, p.at, p.first, p.node.pending = nil, "", "", nil
+		p.lead.answered(p.now(), false)
 	} else if p.status == nil {
 		p.status = &Status{Since: p.now(), Reason: "it was not asked yet"}
 	}
@@ -161,7 +203,7 @@ func (p *Pool) report(err error) bool {
 		p.status.Since = p.now()
 		p.options.Log.Info("Whether the pool's coordinator is up to date has changed", "isUpToDate", err == nil, "reason", reason)
 	}
-	p.status.Reason, p.status.Waiting, p.status.Refused = reason, len(p.pending), len(p.refused)
+	p.status.Reason, p.status.Waiting, p.status.Refused = reason, len(p.node.pending)+len(p.pool.pending), len(p.refused)
 	return !errors.As(err, new(*unreachable))
 }
 
@@ -179,15 +221,17 @@ func (p *Pool) round(ctx context.Context, addresses []string) error {
 	if err != nil {
 		return fmt.Errorf("reading what is kept of the node: %w", err)
 	}
-	p.mu.Lock()
-	p.status.Objects = len(items)
-	p.mu.Unlock()
 	if len(items) > governance.MaxItems {
 		return fmt.Errorf("the node has %d objects, and a coordinator takes %d of a node", len(items), governance.MaxItems)
 	}
-	inventory := &governance.Inventory{Items: items}
-	var known governance.BeatAnswer
-	if err := p.find(ctx, addresses, governance.Beat{Digest: inventory.Digest()}, &known); err != nil {
+	p.node.inventory = &governance.Inventory{Items: items}
+	ofPool, problem := p.itemsOfPool()
+	items = append(slices.Clip(items), ofPool...)
+	p.mu.Lock()
+	p.status.Objects = len(items)
+	p.mu.Unlock()
+	answer, err := p.find(ctx, addresses)
+	if err != nil {
 		return err
 	}
 	has := make(map[governance.Ref]governance.Item, len(items))
@@ -197,18 +241,43 @@ func (p *Pool) round(ctx context.Context, addresses []string) error {
 	maps.DeleteFunc(p.refused, func(item governance.Item, at time.Time) bool {
 		return has[item.Ref] != item || p.now().Sub(at) > againAfter
 	})
-	if !known.IsKnown || p.now().Sub(p.told) > againAfter {
-		var answer governance.InventoryAnswer
-		if err := p.post(ctx, governance.InventoryPath, inventory, &answer); err != nil {
+	if err := p.tell(ctx, &p.node, answer.IsKnown, has); err != nil {
+		return err
+	}
+	if p.pool.inventory != nil && p.lead.Leads() {
+		if err := p.tell(ctx, &p.pool, answer.IsPoolKnown, has); err != nil {
 			return err
 		}
-		p.pending, p.told = answer.Missing, p.now()
 	}
-	return p.upload(ctx, has)
+	return problem
+}
+
+// itemsOfPool sets the inventory of the pool while the hub leads. Beyond its bound the last objects are left out,
+// which are the same ones for every hub.
+func (p *Pool) itemsOfPool() (items []governance.Item, problem error) {
+	p.pool.inventory = nil
+	if !p.lead.Leads() {
+		p.pool.at, p.pool.pending = time.Time{}, nil // others may lead meanwhile
+		return nil, nil
+	}
+	items, err := p.options.PoolSource.Items()
+	if err != nil {
+		return nil, fmt.Errorf("reading what belongs to the pool: %w", err)
+	}
+	if len(items) == 0 { // every cluster has a Namespace
+		return nil, nil
+	}
+	if most := governance.MaxPoolItems; len(items) > most {
+		problem = fmt.Errorf("there are %d Namespaces, Services and EndpointSlices, and a coordinator takes the first %d", len(items), most)
+		slices.SortFunc(items, func(a, b governance.Item) int { return a.Compare(b.Ref) })
+		items = items[:most]
+	}
+	p.pool.inventory = &governance.Inventory{Items: items}
+	return items, problem
 }
 
 // find beats at the address that has answered last, and then at the others.
-func (p *Pool) find(ctx context.Context, addresses []string, beat governance.Beat, answer *governance.BeatAnswer) error {
+func (p *Pool) find(ctx context.Context, addresses []string) (answer governance.BeatAnswer, err error) {
 	if addresses[0] != p.first {
 		p.first, p.at = addresses[0], ""
 	}
@@ -216,46 +285,78 @@ func (p *Pool) find(ctx context.Context, addresses []string, beat governance.Bea
 	var last error
 	for i := range addresses {
 		p.at = addresses[(first+i)%len(addresses)]
-		err := p.post(ctx, governance.BeatPath, beat, answer)
+		answer, err = p.beat(ctx)
 		if err == nil {
 			p.mu.Lock()
 			p.status.Address = p.at
 			p.mu.Unlock()
-			return nil
+			return answer, nil
 		}
 		p.client.CloseIdleConnections() // one that is dead, or that began with a certificate that has expired since
 		if ctx.Err() != nil {
-			return &unreachable{err} // the next round goes on from here
+			return answer, &unreachable{err} // the next round goes on from here
 		}
 		if i == 0 { // where it was last: at the others nobody listens
 			last = err
 		}
 	}
 	p.at = ""
-	return &unreachable{fmt.Errorf("it answers at none of %d addresses; at the first, %w", len(addresses), last)}
+	return answer, &unreachable{fmt.Errorf("it answers at none of %d addresses; at the first, %w", len(addresses), last)}
 }
 
-// upload uploads what is pending. What the coordinator refuses is left out, and named in an error; any other
-// failure ends it.
-func (p *Pool) upload(ctx context.Context, has map[governance.Ref]governance.Item) error {
-	for len(p.pending) > 0 {
-		ref := p.pending[0]
+// beat sends a beat, and learns whether the hub leads. It does not lead any more once it says that it has no cloud.
+func (p *Pool) beat(ctx context.Context) (answer governance.BeatAnswer, err error) {
+	p.number++
+	p.beaten = p.now()
+	beat := governance.Beat{Session: p.session, Number: p.number, HasCloud: p.options.HasCloud(), Digest: p.node.digest(), PoolDigest: p.pool.digest()}
+	if !beat.HasCloud {
+		p.lead.answered(p.beaten, false)
+	}
+	if err := p.post(ctx, governance.BeatPath, beat, &answer); err != nil {
+		return answer, err
+	}
+	p.lead.answered(p.beaten, answer.Leads)
+	return answer, nil
+}
+
+// tell sends an inventory, if the coordinator does not know it, and uploads what is pending.
+func (p *Pool) tell(ctx context.Context, t *told, isKnown bool, has map[governance.Ref]governance.Item) error {
+	if !isKnown || p.now().Sub(t.at) > againAfter {
+		var answer governance.InventoryAnswer
+		if err := p.post(ctx, t.path, t.inventory, &answer); err != nil {
+			return err
+		}
+		t.pending, t.at = answer.Missing, p.now()
+	}
+	return p.upload(ctx, t, has)
+}
+
+// upload uploads what is pending, and beats meanwhile. What the coordinator refuses is left out; any other failure ends
+// it.
+func (p *Pool) upload(ctx context.Context, t *told, has map[governance.Ref]governance.Item) error {
+	for len(t.pending) > 0 {
+		if p.now().Sub(p.beaten) > governance.BeatEvery {
+			if _, err := p.beat(ctx); err != nil {
+				return err
+			}
+		}
+		ref := t.pending[0]
 		item := has[ref]
 		if _, isRefused := p.refused[item]; !isRefused && item.Name != "" {
-			err := p.put(ctx, ref)
+			err := p.put(ctx, t.source, ref)
 			if err != nil && !errors.As(err, new(*refusal)) {
 				return err
 			}
 			if err != nil {
 				p.refused[item] = p.now()
 				log := p.options.Log
-				if kind, _ := governance.KindOf(ref.Resource); !kind.IsOfNode {
+				if kind, _ := governance.KindOf(ref.Resource); !kind.IsOfNode && !kind.IsOfPool {
 					log = log.V(2) // what no pod of the node names any more stays in the cache for a while
 				}
 				log.Info("The pool's coordinator refuses an object", "object", ref.String(), "reason", err.Error())
 			}
 		}
-		p.pending = p.pending[1:]
+		t.pending = t.pending[1:]
 	}
 	return nil
 }
@@ -264,8 +365,8 @@ func (p *Pool) upload(ctx context.Context, has map[governance.Ref]governance.Ite
 type refusal struct{ error }
 
 // put uploads an object. One that cannot be read, mostly because it is gone, is left to the next inventory.
-func (p *Pool) put(ctx context.Context, ref governance.Ref) error {
-	body, err := p.options.Source.Body(ref)
+func (p *Pool) put(ctx context.Context, source Source, ref governance.Ref) error {
+	body, err := source.Body(ref)
 	if err != nil {
 		return nil //nolint:nilerr // see above
 	}
@@ -273,11 +374,14 @@ func (p *Pool) put(ctx context.Context, ref governance.Ref) error {
 		return &refusal{fmt.Errorf("it has %d bytes, more than %d", len(body), governance.MaxObject)}
 	}
 	code, reason, err := p.send(ctx, http.MethodPut, ref.Path(), body, nil)
+	kind, _ := governance.KindOf(ref.Resource)
 	switch {
 	case err != nil:
 		return err
 	case code == http.StatusOK, code == http.StatusConflict: // a later version is there
 		return nil
+	case code == http.StatusForbidden && kind.IsOfPool: // another hub leads by now
+		return errors.New(reason)
 	case code == http.StatusForbidden, code == http.StatusUnprocessableEntity, code == http.StatusInsufficientStorage:
 		return &refusal{errors.New(reason)}
 	default:
@@ -321,7 +425,7 @@ func (p *Pool) send(ctx context.Context, method, path string, body []byte, answe
 		text, _ := io.ReadAll(io.LimitReader(response.Body, maxReason))
 		return response.StatusCode, strings.TrimSpace(string(text)), nil
 	}
-	content, err := io.ReadAll(io.LimitReader(response.Body, governance.MaxMessage))
+	content, err := io.ReadAll(io.LimitReader(response.Body, governance.MaxPoolMessage))
 	if err == nil && answer != nil {
 		err = json.Unmarshal(content, answer)
 	}

@@ -37,10 +37,28 @@ func (n node) Body(ref governance.Ref) ([]byte, error) {
 	return json.Marshal(item)
 }
 
+// wide is what belongs to the pool; it is read at once.
+type wide struct {
+	node
+
+	following bool
+}
+
+func (w *wide) Follow(ctx context.Context) {
+	w.following = true
+	<-ctx.Done()
+	w.following = false
+}
+
 // coordinator has what it was told. It implements http.RoundTripper.
 type coordinator struct {
 	stored map[governance.Ref]governance.Item
 	digest string
+	// leads is whether the hub leads, ofPool what is stored of the pool, and beats are those that it was sent.
+	leads      bool
+	ofPool     map[governance.Ref]governance.Item
+	poolDigest string
+	beats      []governance.Beat
 	// at is the address at which it answers, and code what it answers to uploads; 0 means that it takes them.
 	at   string
 	also []string
@@ -68,19 +86,27 @@ func (c *coordinator) RoundTrip(r *http.Request) (*http.Response, error) {
 		if err := json.Unmarshal(body, &beat); err != nil {
 			return nil, err
 		}
-		return answer(http.StatusOK, governance.BeatAnswer{IsKnown: beat.Digest == c.digest})
-	case governance.InventoryPath:
+		c.beats = append(c.beats, beat)
+		return answer(http.StatusOK, governance.BeatAnswer{IsKnown: beat.Digest == c.digest, IsPoolKnown: beat.PoolDigest == c.poolDigest, Leads: c.leads && beat.HasCloud})
+	case governance.InventoryPath, governance.PoolInventoryPath:
 		var inventory governance.Inventory
 		if err := json.Unmarshal(body, &inventory); err != nil {
 			return nil, err
 		}
-		c.digest = inventory.Digest()
-		before := c.stored
-		c.stored = map[governance.Ref]governance.Item{}
+		digest, stored := &c.digest, &c.stored
+		if r.URL.Path == governance.PoolInventoryPath {
+			if !c.leads {
+				return answer(http.StatusForbidden, "it does not lead")
+			}
+			digest, stored = &c.poolDigest, &c.ofPool
+		}
+		*digest = inventory.Digest()
+		before := *stored
+		*stored = map[governance.Ref]governance.Item{}
 		var missing []governance.Ref
 		for _, item := range inventory.Items {
 			if before[item.Ref] == item {
-				c.stored[item.Ref] = item
+				(*stored)[item.Ref] = item
 			} else {
 				missing = append(missing, item.Ref)
 			}
@@ -96,13 +122,19 @@ func (c *coordinator) RoundTrip(r *http.Request) (*http.Response, error) {
 		if c.code != 0 && (c.failing == nil || c.failing(item.Ref)) {
 			return answer(c.code, "no")
 		}
-		c.stored[item.Ref] = item
+		if kind, _ := governance.KindOf(item.Resource); kind.IsOfPool {
+			c.ofPool[item.Ref] = item
+		} else {
+			c.stored[item.Ref] = item
+		}
 		return answer(http.StatusOK, struct{}{})
 	}
 }
 
-func newPool(n node, c *coordinator) *Pool {
-	return New(Options{Source: n, Addresses: func() []string { return []string{"a:1", "b:1"} }, Transport: c, Log: logr.Discard()})
+func newPool(n node, c *coordinator) *Pool { return newLeader(n, &wide{node: node{}}, c) }
+
+func newLeader(n node, w *wide, c *coordinator) *Pool {
+	return New(Options{Source: n, PoolSource: w, HasCloud: func() bool { return true }, Addresses: func() []string { return []string{"a:1", "b:1"} }, Transport: c, Log: logr.Discard()})
 }
 
 // turn is one round of Run, and returns its error and whether a coordinator has answered.

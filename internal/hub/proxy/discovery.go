@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/atoll-k8s/atoll/internal/hub/filter"
+	"github.com/atoll-k8s/atoll/internal/hub/identity"
 )
 
 // discovery are the documents that kubectl reads before all else, and discoveryForm how it accepts them.
@@ -44,7 +45,7 @@ func (p *Proxy) KeepDiscovery(ctx context.Context) {
 func (p *Proxy) readDiscovery(ctx context.Context, path string) error {
 	ctx, cancel := context.WithTimeout(ctx, ownWithin)
 	defer cancel()
-	f := &follower{Proxy: p, collection: filter.Collection{Path: path}}
+	f := &follower{Proxy: p, caller: identity.OfNode(), collection: filter.Collection{Path: path}}
 	a := f.askOwn(ctx, "", discoveryForm, io.Discard)
 	<-a.done
 	if a.broke || a.code != http.StatusOK {

@@ -21,7 +21,9 @@ import (
 // the cloud has answered them last. A scope is read again only once it has changed. Only one goroutine may use
 // it at a time.
 type Inventory struct {
-	proxy  *Proxy
+	proxy *Proxy
+	// reads tells what is read in a scope, with no name if that is a collection.
+	reads  func(*cache.Scope) (reads governance.Ref, is bool)
 	scopes map[string]*inventoried
 	// at has the scope of each object of the last call of Items.
 	at map[governance.Ref]string
@@ -34,35 +36,52 @@ type inventoried struct {
 }
 
 // NewInventory returns the inventory of what is kept.
-func (p *Proxy) NewInventory() *Inventory { return &Inventory{proxy: p} }
+func (p *Proxy) NewInventory() *Inventory { return &Inventory{proxy: p, reads: p.isForInventory} }
 
 // errNoPods is the error of an inventory while the kubelet has not listed its pods through the hub.
 var errNoPods = errors.New("the pods of the node are not known yet")
 
 // Items returns the objects. After an error nobody knows what the node does not have any more.
 func (i *Inventory) Items() (items []governance.Item, err error) {
-	newest := map[governance.Ref]*cache.Scope{} // by what is read
+	newest := i.newest()
+	if newest[governance.Ref{Resource: "pods"}] == nil {
+		return nil, errNoPods
+	}
+	found, err := i.read(newest)
+	if err != nil {
+		return nil, err
+	}
+	if lease, _, err := i.proxy.ownLease(); err == nil {
+		found[lease.Ref] = lease
+	}
+	return slices.Collect(maps.Values(found)), nil
+}
+
+// newest returns the newest scopes, by what is read.
+func (i *Inventory) newest() map[governance.Ref]*cache.Scope {
+	newest := map[governance.Ref]*cache.Scope{}
 	scopes := i.proxy.Cache.Scopes()
 	for n := range scopes {
-		if reads, is := i.proxy.isForInventory(&scopes[n]); is && (newest[reads] == nil || scopes[n].Written.After(newest[reads].Written)) {
+		if reads, is := i.reads(&scopes[n]); is && (newest[reads] == nil || scopes[n].Written.After(newest[reads].Written)) {
 			newest[reads] = &scopes[n]
 		}
 	}
-	pods := newest[governance.Ref{Resource: "pods"}]
-	if pods == nil {
-		return nil, errNoPods
-	}
-	if pods.Stale != nil && !errors.Is(pods.Stale, cache.ErrReopened) {
-		return nil, fmt.Errorf("there may be later pods: %w", pods.Stale)
-	}
+	return newest
+}
+
+// read returns the objects of scopes. An object that cannot be read is left out, a collection is an error.
+func (i *Inventory) read(newest map[governance.Ref]*cache.Scope) (found map[governance.Ref]governance.Item, err error) {
 	before := i.scopes
 	i.scopes, i.at = map[string]*inventoried{}, map[governance.Ref]string{}
-	found := map[governance.Ref]governance.Item{}
+	found = map[governance.Ref]governance.Item{}
 	for reads, s := range newest {
+		if reads.Name == "" && s.Stale != nil && !errors.Is(s.Stale, cache.ErrReopened) {
+			return nil, fmt.Errorf("there may be later %s: %w", reads.Resource, s.Stale)
+		}
 		read := before[s.Key]
 		if read == nil || !read.written.Equal(s.Written) {
-			if read, err = i.proxy.inventoryOf(s); err != nil && reads.Resource == "pods" {
-				return nil, err
+			if read, err = i.proxy.inventoryOf(s, reads.Name == ""); err != nil && reads.Name == "" {
+				return nil, fmt.Errorf("reading the %s that are kept: %w", reads.Resource, err)
 			}
 			if err != nil { // the others are there all the same
 				i.proxy.Log.V(2).Info("What is kept of an object cannot be read", "object", reads.String(), "error", err.Error())
@@ -74,10 +93,7 @@ func (i *Inventory) Items() (items []governance.Item, err error) {
 			i.at[item.Ref], found[item.Ref] = s.Key, item
 		}
 	}
-	if lease, _, err := i.proxy.ownLease(); err == nil {
-		found[lease.Ref] = lease
-	}
-	return slices.Collect(maps.Values(found)), nil
+	return found, nil
 }
 
 // isForInventory tells what is read in a scope: the pods of the node, which have no name, or one object of another
@@ -93,17 +109,17 @@ func (p *Proxy) isForInventory(s *cache.Scope) (reads governance.Ref, is bool) {
 	return governance.Ref{Resource: what.Resource, Namespace: what.Namespace, Name: name}, name != "" && isUploaded(&what)
 }
 
-// isUploaded reports whether hubs upload what is read.
+// isUploaded reports whether hubs upload what is read of their nodes.
 func isUploaded(what *request.Request) bool {
 	kind, known := governance.KindOf(what.Resource)
-	return known && what.Subresource == "" && strings.TrimPrefix(what.Group+"/"+what.Version, "/") == kind.APIVersion
+	return known && !kind.IsOfPool && what.Subresource == "" && strings.TrimPrefix(what.Group+"/"+what.Version, "/") == kind.APIVersion
 }
 
-// inventoryOf reads a scope.
-func (p *Proxy) inventoryOf(s *cache.Scope) (*inventoried, error) {
+// inventoryOf reads a scope. One object may not be there, a collection is.
+func (p *Proxy) inventoryOf(s *cache.Scope, isCollection bool) (*inventoried, error) {
 	read := &inventoried{written: s.Written}
 	view, err := p.Cache.Peek(s.Key)
-	if errors.Is(err, cache.ErrNotFound) { // it was removed meanwhile
+	if errors.Is(err, cache.ErrNotFound) && !isCollection { // it was removed meanwhile
 		return read, nil
 	}
 	if err != nil {
@@ -111,6 +127,9 @@ func (p *Proxy) inventoryOf(s *cache.Scope) (*inventoried, error) {
 	}
 	defer view.Close()
 	h, err := decodeHead(view.Head())
+	if err == nil && h.List == nil && isCollection {
+		err = fmt.Errorf("the answer has the code %d", h.Code)
+	}
 	if err != nil || h.List == nil && h.Code != http.StatusOK {
 		return read, err // the object was not there
 	}

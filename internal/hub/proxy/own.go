@@ -29,11 +29,15 @@ const (
 // Follow reads a collection as the node, through the proxy itself, and tells its changes until ctx is
 // done: a filter.Follower. So what it reads is kept, and is there without the cloud.
 func (p *Proxy) Follow(ctx context.Context, c filter.Collection, r filter.Receiver) {
-	f := &follower{Proxy: p, collection: c, receiver: r, from: "0"}
+	(&follower{Proxy: p, caller: identity.OfNode(), collection: c, receiver: r, from: "0"}).run(ctx)
+}
+
+// run follows the collection until ctx is done.
+func (f *follower) run(ctx context.Context) {
 	for pause := againAfter; ; pause = min(2*pause, maxFollowPause) {
 		began := time.Now()
 		if err := f.Panics.Do("following a collection", func() error { return f.follow(ctx) }); err != nil && ctx.Err() == nil {
-			r.Failed(err)
+			f.receiver.Failed(err)
 		}
 		if time.Since(began) > maxFollowPause {
 			pause = againAfter
@@ -50,6 +54,7 @@ func (p *Proxy) Follow(ctx context.Context, c filter.Collection, r filter.Receiv
 type follower struct {
 	*Proxy
 
+	caller     identity.Caller
 	collection filter.Collection
 	receiver   filter.Receiver
 	// from is the version from which a list may be, and version the one up to which the receiver has
@@ -175,7 +180,7 @@ func (f *follower) askOwn(ctx context.Context, query, accept string, body io.Wri
 	r.Header.Set("Accept", accept)
 	go func() {
 		defer close(a.done)
-		a.broke = f.Panics.Do("a request of the hub itself", func() error { f.answer(a, r, identity.OfNode()); return nil }) != nil
+		a.broke = f.Panics.Do("a request of the hub itself", func() error { f.answer(a, r, f.caller); return nil }) != nil
 	}()
 	return a
 }

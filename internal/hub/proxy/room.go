@@ -22,9 +22,10 @@ func (r *room) take(n int) bool {
 // give gives back what was taken.
 func (r *room) give(n int) { r.taken.Add(-int64(n)) }
 
-// roomOf is the memory for what waits to be stored for a caller. Nobody takes that of the node.
+// roomOf is the memory for what waits to be stored for a caller. Nobody takes that of the node, nor does what it reads
+// of its pool.
 func (p *Proxy) roomOf(c *call) *room {
-	if c.caller.IsNode {
+	if c.caller == identity.OfNode() {
 		return &p.own
 	}
 	return &p.others

@@ -12,7 +12,7 @@ import (
 // to the clients of Services.
 const (
 	// ofClient and ofOthers are the parts of the cache's size that each client of Services, and each other
-	// identity, may take.
+	// identity, may take. What belongs to the pool is another identity's.
 	ofClient, ofOthers = 2, 4
 	// maxOthers bounds the scopes of each other identity.
 	maxOthers = 256
@@ -21,8 +21,8 @@ const (
 	maxReviews = 500
 )
 
-// Shares returns which part of a cache of maxBytes is whose. What the node reads gives way last, and what the
-// clients of Services read, which are users, before that.
+// Shares returns which part of a cache of maxBytes is whose. What the node reads gives way last, and before that what
+// the clients of Services read, which are users, and what the hub reads of the pool while it leads.
 func Shares(maxBytes int64, clients []string) func(key string) cache.Share {
 	return func(key string) cache.Share {
 		name, scope, _ := strings.Cut(key, "\n")
@@ -32,6 +32,8 @@ func Shares(maxBytes int64, clients []string) func(key string) cache.Share {
 			return cache.Share{Owner: name + " reviews", MaxScopes: maxReviews, MaxBytes: maxBytes / ofOthers, Rank: 1}
 		case caller.IsNode:
 			return cache.Share{Owner: name, Rank: 2}
+		case name == identity.OfPool().Name:
+			return cache.Share{Owner: name, MaxBytes: maxBytes / ofOthers, Rank: 1}
 		case slices.Contains(clients, caller.User("")):
 			return cache.Share{Owner: name, MaxBytes: maxBytes / ofClient, Rank: 1}
 		default:

@@ -1,0 +1,146 @@
+package proxy
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/atoll-k8s/atoll/internal/governance"
+	"github.com/atoll-k8s/atoll/internal/hub/cache"
+	"github.com/atoll-k8s/atoll/internal/hub/filter"
+	"github.com/atoll-k8s/atoll/internal/hub/identity"
+	"github.com/atoll-k8s/atoll/internal/hub/wire"
+)
+
+// ofPool are the collections of what belongs to the pool, by their resources.
+var ofPool = map[string]filter.Collection{
+	"namespaces":     {Path: "/api/v1/namespaces", List: protobuf, Watch: protobuf},
+	"services":       {Path: "/api/v1/services", List: protobuf, Watch: protobuf},
+	"endpointslices": {Path: "/apis/discovery.k8s.io/v1/endpointslices", List: protobuf, Watch: protobuf},
+}
+
+const protobuf = "application/vnd.kubernetes.protobuf,application/json"
+
+// PoolInventory is an Inventory of what belongs to the pool, while the hub follows it. Only Follow may run beside
+// the other methods.
+type PoolInventory struct {
+	Inventory
+
+	mu sync.Mutex
+	// listed has the collections that were listed since they are followed, and problems why one cannot be read.
+	listed   map[string]bool
+	problems map[string]error
+}
+
+// NewPoolInventory returns the inventory of what Follow reads.
+func (p *Proxy) NewPoolInventory() *PoolInventory {
+	i := &PoolInventory{Inventory: Inventory{proxy: p, reads: isOfPool}, listed: map[string]bool{}, problems: map[string]error{}}
+	i.forget() // of an earlier process
+	return i
+}
+
+// isOfPool tells whether a collection of the pool is read in a scope.
+func isOfPool(s *cache.Scope) (reads governance.Ref, is bool) {
+	what, name := readBy(s.Key)
+	_, is = ofPool[what.Resource]
+	return governance.Ref{Resource: what.Resource}, is && name == "" && strings.HasPrefix(s.Key, identity.OfPool().Name+"\n")
+}
+
+// Follow reads what belongs to the pool until ctx is done, and keeps it until then: what would be there from before
+// could not be told from what the cloud has now.
+func (i *PoolInventory) Follow(ctx context.Context) {
+	i.forget()
+	defer i.forget()
+	var running sync.WaitGroup
+	for resource, collection := range ofPool {
+		running.Go(func() {
+			(&follower{Proxy: i.proxy, caller: identity.OfPool(), collection: collection, receiver: &poolReceiver{i, resource}}).run(ctx)
+		})
+	}
+	running.Wait()
+}
+
+// forget removes what is kept, after what still waits to be stored.
+func (i *PoolInventory) forget() {
+	i.mu.Lock()
+	clear(i.listed)
+	clear(i.problems)
+	i.mu.Unlock()
+	for _, s := range i.proxy.Cache.Scopes() {
+		if _, is := isOfPool(&s); !is {
+			continue
+		}
+		i.proxy.queues.add(s.Key, spaceWithin, func(st *state) {
+			*st = state{}
+			if err := i.proxy.Cache.Remove(s.Key); err != nil {
+				i.proxy.Log.V(2).Info("What belongs to the pool is not removed", "error", err.Error())
+			}
+		})
+	}
+}
+
+// Items returns the objects, or nothing before all of them were read.
+func (i *PoolInventory) Items() (items []governance.Item, err error) {
+	i.mu.Lock()
+	listed, problems := maps.Clone(i.listed), maps.Clone(i.problems)
+	i.mu.Unlock()
+	isReading := map[string]bool{}
+	for resource := range ofPool {
+		isReading[resource] = !listed[resource] || i.proxy.isReadingPool(resource)
+	}
+	newest := i.newest()
+	for _, resource := range slices.Sorted(maps.Keys(ofPool)) {
+		if listed[resource] && newest[governance.Ref{Resource: resource}] != nil {
+			continue
+		}
+		if isReading[resource] || problems[resource] != nil {
+			return nil, problems[resource]
+		}
+		return nil, fmt.Errorf("the %s cannot be kept: they are too large, or the disk fails", resource)
+	}
+	found, err := i.read(newest)
+	return slices.Collect(maps.Values(found)), err
+}
+
+// isReadingPool reports whether something of a collection of the pool is not stored yet.
+func (p *Proxy) isReadingPool(resource string) bool {
+	p.queues.mu.Lock()
+	defer p.queues.mu.Unlock()
+	for key := range p.queues.of {
+		if reads, is := isOfPool(&cache.Scope{Key: key}); is && reads.Resource == resource {
+			return true
+		}
+	}
+	return false
+}
+
+// poolReceiver learns whether a collection is read.
+type poolReceiver struct {
+	*PoolInventory
+
+	resource string
+}
+
+// Replace implements filter.Receiver.
+func (r *poolReceiver) Replace(wire.Format, []wire.Item) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.listed[r.resource] = true
+	delete(r.problems, r.resource)
+}
+
+// Put implements filter.Receiver.
+func (*poolReceiver) Put(wire.Format, *wire.Meta, []byte) {}
+
+// Delete implements filter.Receiver.
+func (*poolReceiver) Delete(*wire.Meta) {}
+
+// Failed implements filter.Receiver. What was read stays.
+func (r *poolReceiver) Failed(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.problems[r.resource] = err
+}
