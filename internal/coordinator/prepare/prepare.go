@@ -28,9 +28,12 @@ const (
 	ServiceAccountCert = "service-account.crt"
 	// ServiceAccountKey has the private one. No token is ever signed with it.
 	ServiceAccountKey = "service-account.key"
-	// FrontProxyCert and FrontProxyKey are the certificate that the API server shows to the server of metrics.k8s.io, and
+	// FrontProxyCert is the certificate that the API server shows to the server of metrics.k8s.io.
+	FrontProxyCert = "front-proxy.crt"
+	// FrontProxyKey is its key.
+	FrontProxyKey = "front-proxy.key"
 	// FrontProxyCA is the CA that has signed it, and nothing else.
-	FrontProxyCert, FrontProxyKey, FrontProxyCA = "front-proxy.crt", "front-proxy.key", "front-proxy-ca.crt"
+	FrontProxyCA = "front-proxy-ca.crt"
 )
 
 // mastersGroup may do everything in an API server that its admission allows.
