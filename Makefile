@@ -36,7 +36,7 @@ BENCH_PKG ?= ./perf
 DEMO_PKG ?= ./demo
 ARGS ?=
 # The scene that make demo shows after the first example: rollout, scale, early, pools,
-# capacity, gangs or offline.
+# capacity, gangs, offline or pool.
 SCENE ?=
 export SCENE
 # The command that builds etcd, kube-apiserver and the other programs of the devcluster,
@@ -101,7 +101,7 @@ soak: devcluster-bin ## Cut links and kill hubs and kubelets at random, and chec
 	cd test && go run ./soak -for $(or $(FOR),1h) $(if $(SEED),-seed $(SEED)) $(ARGS)
 
 .PHONY: demo
-demo: ## Show the example on a cluster of simulated nodes; SCENE=rollout|scale|early|pools|capacity|gangs|offline shows one more scene.
+demo: ## Show the example on a cluster of simulated nodes; SCENE=rollout|scale|early|pools|capacity|gangs|offline|pool shows one more scene.
 	cd test && go run $(DEMO_PKG) $(ARGS)
 
 .PHONY: up

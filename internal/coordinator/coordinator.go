@@ -5,6 +5,7 @@
 //	leadership  which hub of the pool leads
 //	object      whether what is uploaded can be stored
 //	writer      takes uploads, and puts them into etcd
+//	usage       serves metrics.k8s.io: what nodes and pods use, for kubectl top
 //	readonly    makes the API server one that only shows
 //	prepare     what the containers of the pod need of each other
 package coordinator
@@ -29,6 +30,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/atoll-k8s/atoll/internal/coordinator/readonly"
+	"github.com/atoll-k8s/atoll/internal/coordinator/usage"
 	"github.com/atoll-k8s/atoll/internal/coordinator/writer"
 	"github.com/atoll-k8s/atoll/internal/machinery/bounded"
 	"github.com/atoll-k8s/atoll/internal/machinery/memory"
@@ -56,7 +58,12 @@ type WriteOptions struct {
 	CertFile, KeyFile, ClientCAFile, NodesFile string
 	// Kubeconfig is that of readonly.User, for the API server of the pod.
 	Kubeconfig string
-	Log        logr.Logger
+	// UsageListen is the address and port on loopback at which the API server of the pod asks for metrics.k8s.io, and
+	// FrontProxyCAFile the CA of the certificate that it shows.
+	UsageListen, FrontProxyCAFile string
+	// HubCertFile and HubKeyFile have the certificate with which hubs are asked, and PoolCAFile the CA of the pool.
+	HubCertFile, HubKeyFile, PoolCAFile string
+	Log                                 logr.Logger
 }
 
 // Write runs the writer until ctx is done.
@@ -78,39 +85,49 @@ func Write(ctx context.Context, o WriteOptions) error {
 		Name: "uploads", Address: o.Listen, Handler: w.Handler(), Connections: maxConnections, NoOwnProbes: true, Streams: maxStreams,
 		RequestTime: requestTime, ResponseTime: responseTime, Log: o.Log,
 		// Files are read at each handshake: nobody has to notice that one was replaced.
-		TLS: &tls.Config{MinVersion: tls.VersionTLS13, GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return o.tls() }},
+		TLS: &tls.Config{MinVersion: tls.VersionTLS13, GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return o.tls(o.ClientCAFile) }},
 	}
-	if _, err := o.tls(); err != nil {
+	if _, err := o.tls(o.ClientCAFile); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var running sync.WaitGroup
 	running.Go(func() { w.Run(ctx) })
-	failed := make(chan error, 1)
-	running.Go(func() {
-		failed <- readonly.Run(ctx, config, o.Log)
-		cancel()
+	failed := make(chan error, 2)
+	beside := func(run func() error) {
+		running.Go(func() {
+			failed <- run()
+			cancel()
+		})
+	}
+	beside(func() error { return readonly.Run(ctx, config, o.Log) })
+	beside(func() error {
+		return usage.Run(ctx, usage.Options{
+			Listen: o.UsageListen, TLS: func() (*tls.Config, error) { return o.tls(o.FrontProxyCAFile) }, Config: config,
+			CertFile: o.HubCertFile, KeyFile: o.HubKeyFile, CAFile: o.PoolCAFile,
+			Nodes: func() ([]string, error) { return readNodes(o.NodesFile) }, Log: o.Log,
+		})
 	})
 	err = port.Start(ctx)
 	cancel()
 	running.Wait()
-	return errors.Join(err, <-failed)
+	return errors.Join(err, <-failed, <-failed)
 }
 
-// tls returns the configuration for a handshake.
-func (o *WriteOptions) tls() (*tls.Config, error) {
+// tls returns the configuration for a handshake with clients whose certificates are of these CAs.
+func (o *WriteOptions) tls(clientCAs string) (*tls.Config, error) {
 	pair, err := tls.LoadX509KeyPair(o.CertFile, o.KeyFile)
 	if err != nil {
 		return nil, fmt.Errorf("reading the serving certificate: %w", err)
 	}
-	text, err := os.ReadFile(o.ClientCAFile)
+	text, err := os.ReadFile(clientCAs)
 	if err != nil {
-		return nil, fmt.Errorf("reading the CAs of nodes: %w", err)
+		return nil, fmt.Errorf("reading the CAs of clients: %w", err)
 	}
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM(text) {
-		return nil, fmt.Errorf("%s has no certificate", o.ClientCAFile)
+		return nil, fmt.Errorf("%s has no certificate", clientCAs)
 	}
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: roots,

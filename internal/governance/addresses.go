@@ -14,7 +14,7 @@ import (
 func InternalIPs(node *corev1.Node) ([]net.IP, error) {
 	var ips []net.IP
 	for _, a := range node.Status.Addresses {
-		if ip := net.ParseIP(a.Address); a.Type == corev1.NodeInternalIP && ip != nil {
+		if ip := net.ParseIP(a.Address); a.Type == corev1.NodeInternalIP && ip != nil && !ip.IsLinkLocalUnicast() {
 			ips = append(ips, ip)
 		}
 	}

@@ -30,6 +30,9 @@ const (
 	Namespace = "atoll-pools"
 	// ServerName is the name in the certificate of each coordinator. Its CA tells which pool it is of.
 	ServerName = "coordinator." + Namespace + ".svc"
+	// UsageServer is the name under which the API server of a coordinator looks for metrics.k8s.io: <service>.<namespace>.svc
+	// of a namespace that no cloud has, so that no uploaded Service takes its place.
+	UsageServer = "usage.atoll-coordinator.svc"
 	// PeopleGroup is the organization of people's certificates: they may read, and use log, exec, attach and
 	// port-forward (docs/sources.md, N10).
 	PeopleGroup = "openyurt:coordinators"
@@ -43,6 +46,8 @@ const (
 	APIPort = 10270
 	// WriterPort is the port of a coordinator for uploads.
 	WriterPort = 10271
+	// UsagePort is the port, on loopback, at which the API server of a coordinator asks for metrics.k8s.io.
+	UsagePort = 10272
 	// HubPort is the port of a hub for the API server of its pool's coordinator.
 	HubPort = 10262
 	// BeatEvery is the time between two beats of a hub.

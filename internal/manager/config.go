@@ -152,6 +152,12 @@ func (c *Config) AddFlags(fs *flag.FlagSet) {
 	fs.StringVar(&c.CoordinatorImages.Own, "coordinator-image", "atoll-k8s/atoll-manager", "image of atoll-coordinator in the pods of coordinators: that of atoll-manager has it")
 	fs.StringVar(&c.CoordinatorImages.Etcd, "coordinator-etcd-image", "gcr.io/etcd-development/etcd:v3.6.16", "image of etcd in the pods of coordinators")
 	fs.StringVar(&c.CoordinatorImages.APIServer, "coordinator-apiserver-image", "registry.k8s.io/kube-apiserver", "image of kube-apiserver in the pods of coordinators, without a tag: spec.version is the tag")
+	fs.Func("coordinator-pull-secrets", "comma-separated names of secrets, in the namespace of coordinators, for their images", func(s string) error {
+		for name := range strings.SplitSeq(s, ",") {
+			c.CoordinatorImages.PullSecrets = append(c.CoordinatorImages.PullSecrets, corev1.LocalObjectReference{Name: strings.TrimSpace(name)})
+		}
+		return nil
+	})
 	fs.BoolVar(&c.Pools, "pools", true, "reconcile NodePools and UnitedDeployments; set it to false if another program, such as OpenYurt, does")
 }
 

@@ -19,6 +19,8 @@ type scene struct {
 	acts  []act
 	// gangs installs Atoll with PodGroups.
 	gangs bool
+	// coordinators installs Atoll with coordinators, and with the rights that hubs need.
+	coordinators bool
 	// cluster, if set, returns the options of the scene's cluster.
 	cluster func() devcluster.Options
 }
@@ -84,7 +86,7 @@ var scenes = []scene{{
 		},
 		available: 5, unavailable: maxUnavailable,
 	}},
-}, pools, classes, together, offline}
+}, pools, classes, together, offline, pool}
 
 // sceneWithin is the maximum time of one act.
 const sceneWithin = 3 * time.Minute

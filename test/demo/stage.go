@@ -78,7 +78,7 @@ func (s *stage) perform(ctx context.Context) (*outcome, error) {
 	if err := s.start(ctx, sc); err != nil {
 		return nil, err
 	}
-	if err := s.build(ctx, sc != nil && sc.gangs); err != nil {
+	if err := s.build(ctx, sc); err != nil {
 		return nil, err
 	}
 	setup, cancel := context.WithTimeout(ctx, setupWithin)
@@ -157,9 +157,17 @@ func (s *stage) strike() error {
 	return nil
 }
 
-// build adds the nodes and installs Atoll, with PodGroups if gangs is set, both at a
-// time.
-func (s *stage) build(ctx context.Context, gangs bool) error {
+// build adds the nodes and installs Atoll with what the scene needs, both at a time.
+func (s *stage) build(ctx context.Context, sc *scene) error {
+	options := atoll.Options{Form: s.form, Within: setupWithin, Log: s.journal}
+	if sc != nil {
+		options.Gangs = sc.gangs
+	}
+	if sc != nil && sc.coordinators {
+		cloud := map[string]any{"servers": []string{s.cluster.AdminConfig().Host}}
+		options.Values = map[string]any{"hub": map[string]any{"enabled": true, "config": map[string]any{"cloud": cloud}}}
+		options = options.WithCoordinators()
+	}
 	var nodes []devcluster.NodeSpec
 	for _, place := range places {
 		for _, name := range place.nodes {
@@ -169,7 +177,7 @@ func (s *stage) build(ctx context.Context, gangs bool) error {
 	s.journal.add(note, "adding %d nodes: hollow kubelets", len(nodes))
 	joined := make(chan error, 1)
 	go func() { joined <- s.cluster.AddHollowNodes(ctx, nodes...) }()
-	_, err := atoll.Install(ctx, s.cluster, atoll.Options{Form: s.form, Gangs: gangs, Within: setupWithin, Log: s.journal})
+	_, err := atoll.Install(ctx, s.cluster, options)
 	if err := errors.Join(err, <-joined); err != nil {
 		return err
 	}

@@ -43,6 +43,7 @@ type coordinator struct {
 	ca      certs.Pair // of the pool
 	server  string     // the address of its API server
 	writer  string     // that of the writer
+	usage   string     // that at which the API server asks for metrics.k8s.io
 	running map[string]*exec.Cmd
 }
 
@@ -83,6 +84,7 @@ func TestCoordinator(t *testing.T) {
 		{"what belongs to the pool is there, too", (*poolRig).testPool},
 		{"people look, and nobody writes", (*poolRig).testReadOnly},
 		{"nodes upload what is theirs, and nothing else", (*poolRig).testForeignUploads},
+		{"without metrics.k8s.io all else works", (*poolRig).testWithoutUsage},
 		{"each program may be killed, or hang", (*poolRig).testKills},
 		{"a coordinator that starts empty is full again, also without the cloud", (*poolRig).testEmpty},
 		{"what belongs to the pool is there again once a hub has the cloud", (*poolRig).poolIsTheSame},
@@ -138,7 +140,7 @@ func newCoordinator(t *testing.T, cluster *devcluster.Cluster) *coordinator {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	c := &coordinator{T: t, cluster: cluster, dir: dir, server: freeAddress(t), writer: "127.77.0.1:10271", running: map[string]*exec.Cmd{}}
+	c := &coordinator{T: t, cluster: cluster, dir: dir, server: freeAddress(t), usage: freeAddress(t), writer: "127.77.0.1:10271", running: map[string]*exec.Cmd{}}
 	c.program = c.path("atoll-coordinator")
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", c.program, "github.com/atoll-k8s/atoll/cmd/atoll-coordinator")
 	build.Dir, build.Env = filepath.Join("..", ".."), append(os.Environ(), "CGO_ENABLED=0") // its module has the client of etcd
@@ -149,13 +151,17 @@ func newCoordinator(t *testing.T, cluster *devcluster.Cluster) *coordinator {
 	if c.ca, err = certs.NewCA(now); err != nil {
 		t.Fatal(err)
 	}
-	server, err := certs.Issue(c.ca, certs.Leaf{CommonName: "coordinator", Names: []string{"coordinator.atoll-pools.svc", "127.0.0.1"}}, now)
+	server, err := certs.Issue(c.ca, certs.Leaf{CommonName: "coordinator", Names: []string{governance.ServerName, governance.UsageServer, "127.0.0.1"}}, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, err := certs.Issue(c.ca, certs.Leaf{CommonName: "atoll:coordinator-edge", Groups: []string{governance.APIServerGroup}}, now)
 	if err != nil {
 		t.Fatal(err)
 	}
 	admin := cluster.AdminConfig()
 	for name, content := range map[string][]byte{
-		"pool.crt": c.ca.Cert, "server.crt": server.Cert, "server.key": server.Key, "nodes.crt": admin.CAData, "nodes": []byte(nodeName + "\nother\n"),
+		"pool.crt": c.ca.Cert, "server.crt": server.Cert, "server.key": server.Key, "apiserver.crt": own.Cert, "apiserver.key": own.Key, "nodes.crt": admin.CAData, "nodes": []byte(nodeName + "\nother\n"),
 	} {
 		c.write(name, content)
 	}
@@ -201,12 +207,16 @@ func (c *coordinator) args(name string) (path string, args []string) {
 			"--service-account-signing-key-file=" + c.path("service-account.key"), "--service-cluster-ip-range=10.0.0.0/24",
 			"--authorization-mode=RBAC", "--anonymous-auth=false", "--endpoint-reconciler-type=none", "--kubelet-preferred-address-types=InternalIP",
 			"--disable-admission-plugins=ServiceAccount", "--enable-priority-and-fairness=false", "--profiling=false",
+			"--kubelet-client-certificate=" + c.path("apiserver.crt"), "--kubelet-client-key=" + c.path("apiserver.key"), "--kubelet-certificate-authority=" + c.path("pool.crt"),
+			"--proxy-client-cert-file=" + c.path("front-proxy.crt"), "--proxy-client-key-file=" + c.path("front-proxy.key"),
 		}
 	default:
 		return c.program, []string{
 			name, "--listen=" + c.writer, "--etcd=unix://" + c.path("etcd.sock:0"), "--kubeconfig=" + c.path("kubeconfig"), "--zap-log-level=2",
 			"--tls-cert-file=" + c.path("server.crt"), "--tls-private-key-file=" + c.path("server.key"),
 			"--client-ca-file=" + c.path("nodes.crt"), "--nodes-file=" + c.path("nodes"),
+			"--usage-listen=" + c.usage, "--front-proxy-ca-file=" + c.path("front-proxy-ca.crt"),
+			"--hub-client-certificate=" + c.path("apiserver.crt"), "--hub-client-key=" + c.path("apiserver.key"), "--pool-ca-file=" + c.path("pool.crt"),
 		}
 	}
 }
@@ -592,6 +602,52 @@ func (r *poolRig) testForeignUploads() {
 	r.podsAreTheSame()
 	r.nodeIsTheSame()
 	r.poolIsTheSame()
+}
+
+// testWithoutUsage kills the server of metrics.k8s.io, which kube-apiserver aggregates.
+func (r *poolRig) testWithoutUsage() {
+	available := func(want string) {
+		r.Helper()
+		began := time.Now()
+		r.eventually("metrics.k8s.io is "+want, func() error {
+			if out := r.there("get", "--raw", "/apis/metrics.k8s.io/v1beta1"); strings.Contains(out, "PodMetrics") != (want == "available") {
+				return errors.New(short(out))
+			}
+			return nil
+		})
+		r.Logf("metrics.k8s.io is %s after %s", want, time.Since(began).Round(100*time.Millisecond))
+	}
+	works := func(when string) {
+		r.Helper()
+		for command, want := range map[string]string{"get pods -A": "pod-0", "get nodes": nodeName, "get namespaces": "kube-system", "api-resources": "configmaps", "version": "Server Version"} {
+			began := time.Now()
+			out := r.there(strings.Fields(command)...)
+			if !strings.Contains(out, want) {
+				r.Errorf("%s, kubectl %s prints %s", when, command, out)
+			}
+			r.Logf("%s, kubectl %s takes %s, and complains %q", when, command, time.Since(began).Round(time.Millisecond), regexp.MustCompile(`(?m)^.*([Ee]rror|[Ww]arning):.*$`).FindAllString(out, -1))
+		}
+		began := time.Now()
+		out := r.there("top", "nodes")
+		r.Logf("%s, kubectl top nodes prints after %s: %s", when, time.Since(began).Round(100*time.Millisecond), short(out))
+	}
+	available("available")
+	works("with metrics.k8s.io")
+	if out, err := exec.CommandContext(r.Context(), "curl", "--silent", "--insecure", "--max-time", "5", "https://"+r.coordinator.usage+"/apis/metrics.k8s.io/v1beta1").Output(); err == nil {
+		r.Errorf("a client without a certificate is answered with %s", out)
+	}
+	r.coordinator.kill("write")
+	works("just killed")
+	r.eventually("kube-apiserver knows", func() error {
+		out := r.print(r.coordinator.kubeconfig("root", "system:masters"), "get", "apiservice", "v1beta1.metrics.k8s.io")
+		if !strings.Contains(out, "False") {
+			return errors.New(out)
+		}
+		return nil
+	})
+	works("without metrics.k8s.io")
+	r.coordinator.run("write")
+	available("available")
 }
 
 func (r *poolRig) testKills() {

@@ -3,9 +3,9 @@ package nodes
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -55,12 +55,11 @@ func TestTheCoordinatorOnRealNodes(t *testing.T) {
 	if err := r.AddRealNodes(t.Context(), specs...); err != nil {
 		t.Fatal(err)
 	}
-	values, args, err := atoll.LoadCoordinator(t.Context(), r.Cluster, os.Stderr, poolNodes...)
-	if err != nil {
+	if err := atoll.LoadCoordinator(t.Context(), r.Cluster, os.Stderr, poolNodes...); err != nil {
 		t.Fatal(err)
 	}
-	maps.Copy(values, map[string]any{"hub": map[string]any{"enabled": true, "config": map[string]any{"cloud": map[string]any{"servers": []string{r.AdminConfig().Host}}}}})
-	if _, err := atoll.Install(t.Context(), r.Cluster, atoll.Options{Values: values, ManagerArgs: args, Log: os.Stderr}); err != nil {
+	hub := map[string]any{"enabled": true, "config": map[string]any{"cloud": map[string]any{"servers": []string{r.AdminConfig().Host}}}}
+	if _, err := atoll.Install(t.Context(), r.Cluster, atoll.Options{Values: map[string]any{"hub": hub}, Log: os.Stderr}.WithCoordinators()); err != nil {
 		t.Fatal(err)
 	}
 	for _, part := range []struct {
@@ -239,6 +238,7 @@ func (r *poolRig) testPeople() {
 			r.Errorf("kubectl %s: %v %s, want the way to the cloud", strings.Join(args, " "), err, out)
 		}
 	}
+	r.tops("cut off,", from)
 	for _, on := range poolNodes {
 		r.use("cut off,", from, on)
 	}
@@ -252,6 +252,43 @@ func (r *poolRig) testPeople() {
 	for _, node := range poolNodes {
 		r.eventually("the node "+node+" is back", r.ready(node, corev1.ConditionTrue))
 	}
+}
+
+// tops waits for what kubectl top prints on a node: all nodes and pods of the pool, and what selectors choose of them.
+func (r *poolRig) tops(when, from string) {
+	r.Helper()
+	top := func(want, unwanted []string, args ...string) {
+		r.Helper()
+		began := time.Now()
+		out, calls := "", 0
+		r.eventually(when+" kubectl top "+strings.Join(args, " ")+" works", func() (err error) {
+			calls++
+			out, err = r.people(from, append([]string{"top"}, args...)...)
+			for _, name := range want {
+				if err == nil && !regexp.MustCompile(`(?m)^(\S+ +)*`+name+` .*\b\d+m +([\d.]+% +)?\d+Mi`).MatchString(out) {
+					err = fmt.Errorf("%s is missing in\n%s", name, out)
+				}
+			}
+			for _, name := range unwanted {
+				if err == nil && strings.Contains(out, name) {
+					err = fmt.Errorf("%s is in\n%s", name, out)
+				}
+			}
+			return err
+		})
+		r.Logf("%s kubectl top %s works on %s after %s and %d calls:\n%s", when, strings.Join(args, " "), from, time.Since(began).Round(100*time.Millisecond), calls, out)
+	}
+	var pods []string
+	for _, node := range poolNodes {
+		pods = append(pods, "web-"+node)
+	}
+	top(poolNodes, []string{cloudNode}, "nodes")
+	top(pods, nil, "pods", "-A")
+	top(pods, []string{"atoll-pools"}, "pods", "-n", "default")
+	top([]string{"web-" + from + " +web"}, nil, "pods", "-A", "--containers")
+	top([]string{"kube-apiserver", "etcd", "writer"}, pods, "pods", "-A", "--containers", "-l", "app.kubernetes.io/name=atoll-coordinator")
+	top([]string{from}, []string{r.on + " "}, "nodes", "-l", "kubernetes.io/hostname="+from)
+	top([]string{"web-" + from}, nil, "pod", "web-"+from)
 }
 
 // use runs, on a node, what people use in the pod of another one.

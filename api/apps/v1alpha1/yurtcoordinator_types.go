@@ -136,8 +136,6 @@ const (
 	ReasonNodeAutonomy = "NodeAutonomy"
 	// ReasonVersionNotSupported: spec.version is too far from the cluster's version.
 	ReasonVersionNotSupported = "VersionNotSupported"
-	// ReasonUnitedDeploymentMissing: the cluster does not have the kind UnitedDeployment.
-	ReasonUnitedDeploymentMissing = "UnitedDeploymentMissing"
 	// ReasonWriteFailed: the API server does not take what the coordinator needs.
 	ReasonWriteFailed = "WriteFailed"
 	// ReasonNotScheduled: the pod of the coordinator is on no node yet.

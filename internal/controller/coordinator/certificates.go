@@ -24,11 +24,10 @@ import (
 )
 
 const (
-	// caLifetime is how long the CA of a pool is valid. It is renewed after two thirds of it, and the old one is trusted
-	// until its end.
-	caLifetime = 365 * 24 * time.Hour
-	// caKey, in the Secret with the CA, has its key.
-	caKey = "ca.key"
+	// caLifetime is how long the CA of a pool is valid, and announced how long the next one is known before it signs.
+	caLifetime, announced = 365 * 24 * time.Hour, 30 * 24 * time.Hour
+	// caKey, in the Secret with the CA, has its key. nextCert and nextKey are those of the next CA, if there is one.
+	caKey, nextCert, nextKey = "ca.key", "next.crt", "next.key"
 	// poolCA has the CAs of the pool, apiServerCert and apiServerKey what the API server shows to hubs, nodesCA the CAs of
 	// nodes' certificates, and nodeNames the names of the pool's nodes, one a line.
 	poolCA, apiServerCert, apiServerKey, nodesCA, nodeNames = "ca.crt", "apiserver.crt", "apiserver.key", "nodes.crt", "nodes"
@@ -39,10 +38,9 @@ const (
 // kubeconfigOf returns the name of the Secret with people's kubeconfig.
 func kubeconfigOf(pool string) string { return "kubeconfig-" + pool }
 
-// certify writes the Secrets of a coordinator that is deployed: the CA of the pool at once, and the others once its
-// pod is on a node. Of a coordinator that is not, it deletes them.
-func (r *Reconciler) certify(ctx context.Context, s *scope) error {
-	if s.coordinator == nil || !s.isDecided {
+// certifyCA writes the Secret with the CA of a coordinator that is deployed. Of one that is not, it deletes all Secrets.
+func (r *Reconciler) certifyCA(ctx context.Context, s *scope) error {
+	if s.coordinator == nil || !s.isObserved {
 		return nil
 	}
 	pool := s.coordinator.Spec.NodePool
@@ -54,16 +52,51 @@ func (r *Reconciler) certify(ctx context.Context, s *scope) error {
 		}
 		return nil
 	}
-	now := r.Clock.Now()
-	s.certified = false
-	ca, err := r.certifyCA(ctx, s, now)
+	secret, err := r.secret(ctx, governance.CASecret(pool))
 	if err != nil {
 		return err
 	}
-	s.ca = ca.Cert
-	if s.pod == nil || s.address() == "" {
+	data, err := rollover(secret.Data, r.Clock.Now())
+	if err == nil {
+		err = r.write(ctx, s, secret, data)
+	}
+	if err == nil {
+		s.ca, s.caKey = data[poolCA], data[caKey]
+	}
+	return err
+}
+
+// rollover returns the data of the Secret with the CA of a pool. After two thirds of its life the next CA is made, which
+// everybody trusts from then on, and which signs once announced has passed: so that a hub that is cut off has most
+// likely heard of it before. What the last CA has signed stays trusted as long as it is valid.
+func rollover(data map[string][]byte, now time.Time) (map[string][]byte, error) {
+	current := certs.Pair{Cert: data[poolCA], Key: data[caKey]}
+	next := certs.Pair{Cert: data[nextCert], Key: data[nextKey]}
+	cert, following := certs.SigningCA(current), certs.SigningCA(next)
+	fresh := func() (certs.Pair, error) {
+		return certs.NewCAFor(nil, certs.Period{From: now.Add(-time.Hour), To: now.Add(caLifetime)})
+	}
+	switch {
+	case cert == nil || now.After(cert.NotAfter):
+		made, err := fresh()
+		return map[string][]byte{poolCA: made.Cert, caKey: made.Key}, err
+	case following != nil && now.After(following.NotBefore.Add(announced)):
+		return map[string][]byte{poolCA: joined(next.Cert, certs.First(current).Cert), caKey: next.Key}, nil
+	case following == nil && !certs.FreshCA(current, now):
+		made, err := fresh()
+		return map[string][]byte{poolCA: joined(current.Cert, made.Cert), caKey: current.Key, nextCert: made.Cert, nextKey: made.Key}, err
+	}
+	return data, nil
+}
+
+func joined(a, b []byte) []byte { return append(append(bytes.TrimSpace(a), '\n'), b...) }
+
+// certify writes the other Secrets, once the pod of the coordinator is on a node.
+func (r *Reconciler) certify(ctx context.Context, s *scope) error {
+	if s.ca == nil || s.pod == nil || s.address() == "" || s.clusterIP == "" {
 		return nil
 	}
+	ca, now := certs.Pair{Cert: s.ca, Key: s.caKey}, r.Clock.Now()
 	if err := r.certifyPod(ctx, s, ca, now); err != nil {
 		return err
 	}
@@ -74,18 +107,6 @@ func (r *Reconciler) certify(ctx context.Context, s *scope) error {
 	return nil
 }
 
-func (r *Reconciler) certifyCA(ctx context.Context, s *scope, now time.Time) (certs.Pair, error) {
-	secret, err := r.secret(ctx, governance.CASecret(s.coordinator.Spec.NodePool))
-	if err != nil {
-		return certs.Pair{}, err
-	}
-	ca, err := certs.KeepCA(certs.Pair{Cert: secret.Data[poolCA], Key: secret.Data[caKey]}, caLifetime, now)
-	if err != nil {
-		return certs.Pair{}, err
-	}
-	return ca, r.write(ctx, s, secret, map[string][]byte{poolCA: ca.Cert, caKey: ca.Key})
-}
-
 // certifyPod writes the Secret that the pod mounts.
 func (r *Reconciler) certifyPod(ctx context.Context, s *scope, ca certs.Pair, now time.Time) error {
 	secret, err := r.secret(ctx, secretOf(s.coordinator.Spec.NodePool))
@@ -93,7 +114,7 @@ func (r *Reconciler) certifyPod(ctx context.Context, s *scope, ca certs.Pair, no
 		return err
 	}
 	server, err := keep(ca, certs.Pair{Cert: secret.Data[corev1.TLSCertKey], Key: secret.Data[corev1.TLSPrivateKeyKey]}, certs.Leaf{
-		CommonName: workloadName, Names: []string{governance.ServerName, s.clusterIP, s.address(), "127.0.0.1"},
+		CommonName: workloadName, Names: []string{governance.ServerName, governance.UsageServer, s.clusterIP, s.address(), "127.0.0.1"},
 	}, now)
 	if err != nil {
 		return err

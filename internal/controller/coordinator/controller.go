@@ -1,8 +1,9 @@
 // Package coordinator reconciles YurtCoordinators (docs/sources.md, N1 to N5):
 //
-//   - observe: reads what decides about all coordinators of the cluster.
+//   - observe: reads what decides about all coordinators of the cluster, and decides.
+//   - certifyCA: writes the Secret with the CA of the pool.
 //   - deploy: writes the UnitedDeployment with a pool for each coordinator that is deployed, and its Service. Without
-//     any, it deletes both.
+//     any, it deletes both. With another CA the pod is made anew.
 //   - certify: writes the Secrets with the certificates of the coordinator.
 //   - report: writes the status, by which hubs find the coordinator.
 //
@@ -22,7 +23,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/tools/events"
@@ -42,7 +42,9 @@ import (
 
 const (
 	// againAfter is when a pass is repeated: certificates get old, and Secrets are not watched.
-	againAfter = time.Minute
+	againAfter = 10 * time.Minute
+	// countedAfter is when it is looked again whether the nodes of a new pool are counted.
+	countedAfter = time.Second
 	// authenticationConfigMap, in kube-system, has the CAs of the cluster's client certificates.
 	authenticationConfigMap, clientCAField = "extension-apiserver-authentication", "client-ca-file"
 )
@@ -73,9 +75,11 @@ type scope struct {
 	// observed is what decides about all coordinators, once isObserved.
 	observed   decide.Observed
 	isObserved bool
-	// decision is that about coordinator, once isDecided.
-	decision  decide.Decision
-	isDecided bool
+	// workload is the UnitedDeployment, if it exists.
+	workload *apps.UnitedDeployment
+	exists   bool
+	// decision is that about coordinator.
+	decision decide.Decision
 	// nodes are those of its pool, sorted, and addresses has theirs.
 	nodes     []string
 	addresses map[string]string
@@ -84,10 +88,13 @@ type scope struct {
 	// clusterIP is that of the Service, nodesCA the CAs of nodes' certificates, and ca those of the pool.
 	clusterIP   string
 	nodesCA, ca []byte
+	// caKey is the key of the CA that signs.
+	caKey []byte
 	// certified: all Secrets are there for the node of the pod.
 	certified bool
-	// failed is the error of a phase, for the condition.
-	failed error
+	// failed is the error of a phase, for the condition. isTooEarly: the pool is new, and nothing is reported yet.
+	failed     error
+	isTooEarly bool
 }
 
 // address returns that of the node of the pod; "" if it is not known.
@@ -127,14 +134,19 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		s.coordinator = nil
 		r.statuses.Forget(req.Name)
 	}
-	return phase.Run(ctx, s, r.noting(r.observe), r.noting(r.deploy), r.noting(r.certify), r.report, r.again)
+	return phase.Run(ctx, s, r.noting(r.observe), r.noting(r.certifyCA), r.noting(r.deploy), r.noting(r.certify), r.report, r.again)
+}
+
+// isOf reports whether a coordinator is that of the pass.
+func (s *scope) isOf(c *apps.YurtCoordinator) bool {
+	return s.coordinator != nil && c.Name == s.coordinator.Name
 }
 
 // noting keeps the error of a phase for the condition.
 func (r *Reconciler) noting(run phase.Func[*scope]) phase.Func[*scope] {
 	return func(ctx context.Context, s *scope) error {
 		err := run(ctx, s)
-		if err != nil && s.failed == nil && !apierrors.IsConflict(err) {
+		if err != nil && s.failed == nil {
 			s.failed = err
 		}
 		return err
@@ -158,6 +170,9 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 			s.observed.Coordinators = append(s.observed.Coordinators, all.Items[i])
 		}
 	}
+	if err := r.observeWorkload(ctx, s); err != nil {
+		return err
+	}
 	slices.SortFunc(s.observed.Coordinators, func(a, b apps.YurtCoordinator) int { return strings.Compare(a.Name, b.Name) })
 	for i := range pools.Items {
 		if err := r.observePool(ctx, s, &pools.Items[i]); err != nil {
@@ -168,21 +183,44 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 		if err := errors.Join(r.observePod(ctx, s), r.observeClientCA(ctx, s)); err != nil {
 			return err
 		}
+		s.decision = decide.Decide(s.coordinator, &s.observed)
 	}
 	s.isObserved = true
 	return nil
 }
 
-// observePool reads the nodes of a pool that a coordinator is for.
+// observeWorkload reads the UnitedDeployment.
+func (r *Reconciler) observeWorkload(ctx context.Context, s *scope) error {
+	s.workload, s.observed.Deployed = &apps.UnitedDeployment{}, map[string]bool{}
+	err := r.Live.Get(ctx, client.ObjectKey{Namespace: governance.Namespace, Name: workloadName}, s.workload)
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("reading UnitedDeployment %s/%s: %w", governance.Namespace, workloadName, err)
+	}
+	s.exists = err == nil
+	for _, pool := range s.workload.Spec.Topology.Pools {
+		s.observed.Deployed[pool.Name] = true
+	}
+	return nil
+}
+
+// observePool reads a pool that a coordinator is for: the nodes of that of the pass, and the number of others.
 func (r *Reconciler) observePool(ctx context.Context, s *scope, pool *apps.NodePool) error {
 	if pool.DeletionTimestamp != nil || !slices.ContainsFunc(s.observed.Coordinators, func(c apps.YurtCoordinator) bool { return c.Spec.NodePool == pool.Name }) {
 		return nil
 	}
 	own := s.coordinator != nil && s.coordinator.Spec.NodePool == pool.Name
+	if own && pool.Status.ObservedGeneration == 0 {
+		s.isTooEarly = true
+		return phase.Wait("the nodes of the pool, which are not counted yet", countedAfter)
+	}
 	if own {
 		s.nodes, s.addresses = pool.Status.Nodes, map[string]string{}
 	}
 	observed := decide.Pool{Nodes: len(pool.Status.Nodes)}
+	if !own { // what else there is of others matters in their own passes
+		s.observed.Pools[pool.Name] = observed
+		return nil
+	}
 	for _, name := range pool.Status.Nodes {
 		node := &corev1.Node{}
 		err := r.Client.Get(ctx, client.ObjectKey{Name: name}, node, client.UnsafeDisableDeepCopy)
@@ -195,9 +233,7 @@ func (r *Reconciler) observePool(ctx context.Context, s *scope, pool *apps.NodeP
 		if isAutonomous(node) {
 			observed.Autonomous = append(observed.Autonomous, name)
 		}
-		if own {
-			s.addresses[name] = addressOf(node)
-		}
+		s.addresses[name] = addressOf(node)
 	}
 	s.observed.Pools[pool.Name] = observed
 	return nil
@@ -250,68 +286,59 @@ func (r *Reconciler) observeClientCA(ctx context.Context, s *scope) error {
 	return nil
 }
 
-// deploy decides about all coordinators, and writes the UnitedDeployment and the Service that they share.
+// deploy writes the UnitedDeployment and the Service that all coordinators share. Of the others, the pools stay as they
+// are: each coordinator has its own pass.
 func (r *Reconciler) deploy(ctx context.Context, s *scope) error {
 	if !s.isObserved {
 		return nil
 	}
-	key := client.ObjectKey{Namespace: governance.Namespace, Name: workloadName}
-	workload := &apps.UnitedDeployment{}
-	err := r.Live.Get(ctx, key, workload)
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("reading UnitedDeployment %s: %w", key, err)
-	}
-	exists := err == nil
-	deployed := map[string]apps.Pool{}
-	s.observed.Deployed = map[string]bool{}
-	for _, pool := range workload.Spec.Topology.Pools {
-		deployed[pool.Name], s.observed.Deployed[pool.Name] = pool, true
-	}
-	pools, err := r.decide(s, deployed)
+	pools, err := r.poolsOf(s)
 	if err != nil {
 		return err
 	}
 	if len(pools) == 0 {
-		if !exists {
-			return r.deleteService(ctx)
+		if err := r.deleteService(ctx); err != nil || !s.exists {
+			return err
 		}
-		return errors.Join(client.IgnoreNotFound(r.Client.Delete(ctx, workload)), r.deleteService(ctx))
+		return client.IgnoreNotFound(r.Client.Delete(ctx, s.workload)) // last: it starts the next pass
 	}
 	if err := r.writeService(ctx, s); err != nil {
 		return err
 	}
 	wanted := workloadOf(r.Images, pools)
 	switch {
-	case !exists:
-		workload = &apps.UnitedDeployment{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name, Labels: map[string]string{nameLabel: nameValue}}, Spec: wanted}
-		err = r.Client.Create(ctx, workload)
-	case !equality.Semantic.DeepEqual(workload.Spec, wanted):
-		workload.Spec = wanted
-		err = r.Client.Update(ctx, workload)
+	case !s.exists:
+		err = r.Client.Create(ctx, &apps.UnitedDeployment{ObjectMeta: metav1.ObjectMeta{Namespace: governance.Namespace, Name: workloadName, Labels: map[string]string{nameLabel: nameValue}}, Spec: wanted})
+	case !equality.Semantic.DeepEqual(s.workload.Spec, wanted):
+		s.workload.Spec = wanted
+		err = r.Client.Update(ctx, s.workload)
 	}
 	if err != nil {
-		return fmt.Errorf("writing UnitedDeployment %s: %w", key, err)
+		return fmt.Errorf("writing UnitedDeployment %s/%s: %w", governance.Namespace, workloadName, err)
 	}
 	return nil
 }
 
-// decide returns the pools of the UnitedDeployment, sorted by name, and notes the decision about the coordinator of the
-// pass.
-func (r *Reconciler) decide(s *scope, deployed map[string]apps.Pool) (pools []apps.Pool, err error) {
+// poolsOf returns the pools of the UnitedDeployment, sorted by name.
+func (r *Reconciler) poolsOf(s *scope) (pools []apps.Pool, err error) {
+	deployed := map[string]apps.Pool{}
+	for _, pool := range s.workload.Spec.Topology.Pools {
+		deployed[pool.Name] = pool
+	}
 	for i := range s.observed.Coordinators {
 		c := &s.observed.Coordinators[i]
-		decision := decide.Decide(c, &s.observed)
-		if s.coordinator != nil && c.Name == s.coordinator.Name {
-			s.decision, s.isDecided = decision, true
-		}
-		if !decision.IsDeployed {
-			continue
-		}
-		pool := deployed[c.Spec.NodePool]
-		if decision.Version != "" {
-			if pool, err = poolOf(c.Spec.NodePool, r.Images.APIServer+":"+decision.Version); err != nil {
-				return nil, err
+		pool, isDeployed := deployed[c.Spec.NodePool]
+		if s.isOf(c) {
+			if !s.decision.IsDeployed || !isDeployed && s.ca == nil {
+				continue
 			}
+			if s.decision.Version != "" && s.ca != nil {
+				if pool, err = poolOf(c.Spec.NodePool, r.Images.APIServer+":"+s.decision.Version, s.ca); err != nil {
+					return nil, err
+				}
+			}
+		} else if !isDeployed || !decide.Decide(c, &s.observed).IsDeployed {
+			continue
 		}
 		pools = append(pools, pool)
 	}
@@ -349,7 +376,7 @@ func (r *Reconciler) deleteService(ctx context.Context) error {
 
 // report writes the status if it changed and the pace allows it.
 func (r *Reconciler) report(ctx context.Context, s *scope) error {
-	if s.coordinator == nil {
+	if s.coordinator == nil || s.isTooEarly || apierrors.IsConflict(s.failed) { // another pass comes soon
 		return nil
 	}
 	before := s.coordinator.DeepCopy()
@@ -373,11 +400,6 @@ func (r *Reconciler) again(_ context.Context, s *scope) error {
 		return nil
 	}
 	return phase.Wait("certificates that get old", againAfter)
-}
-
-// isKindMissing reports whether a write failed because the API server does not have the kind.
-func isKindMissing(err error) bool {
-	return meta.IsNoMatchError(err) || apierrors.IsNotFound(err) && strings.Contains(err.Error(), "could not find the requested resource")
 }
 
 func isReady(pod *corev1.Pod) bool {

@@ -120,7 +120,7 @@ func node(name, address string) *corev1.Node {
 }
 
 func pool(name string, nodes ...string) *apps.NodePool {
-	return &apps.NodePool{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: apps.NodePoolStatus{Nodes: nodes}}
+	return &apps.NodePool{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: apps.NodePoolStatus{Nodes: nodes, ObservedGeneration: 1}}
 }
 
 func of(name, pool string, age int64) *apps.YurtCoordinator {
@@ -332,6 +332,23 @@ func TestCertificatesAreMadeAnew(t *testing.T) {
 	if string(s.status("one").CABundle) != last.ca {
 		t.Error("hubs are not told of the new CA")
 	}
+	if _, err := certs.ParseCert([]byte(last.ca)); err != nil || !strings.HasPrefix(renewed.ca, strings.TrimSpace(string(certs.First(certs.Pair{Cert: []byte(last.ca)}).Cert))) {
+		t.Error("the next CA signs before everybody has heard of it")
+	}
+	s.clock.Step(31 * 24 * time.Hour)
+	s.rest("one")
+	rolled := now()
+	if rolled.server == last.server || rolled.client == last.client || rolled.people == last.people || strings.HasPrefix(rolled.ca, strings.TrimSpace(renewed.ca)) {
+		t.Error("31 days later the next CA does not sign")
+	}
+	// A hub, an API server and a person that have heard nothing since: each trusts the other.
+	s.verify([]byte(last.ca), []byte(rolled.server), x509.ExtKeyUsageServerAuth)
+	s.verify([]byte(last.ca), []byte(rolled.client), x509.ExtKeyUsageClientAuth)
+	s.verify([]byte(last.ca), []byte(rolled.people), x509.ExtKeyUsageClientAuth)
+	s.verify([]byte(rolled.ca), []byte(last.people), x509.ExtKeyUsageClientAuth)
+	if key := s.data("ca-edge")[nextKey]; key != nil {
+		t.Error("the key of the next CA is left")
+	}
 }
 
 func TestPending(t *testing.T) {
@@ -366,21 +383,97 @@ func TestPending(t *testing.T) {
 	}
 }
 
-func TestAutonomyEndsIt(t *testing.T) {
+// TestTheNodesOfANewPoolAreAwaited: the condition of a coordinator that is applied together with its pool does not say that
+// it has none.
+func TestTheNodesOfANewPoolAreAwaited(t *testing.T) {
+	fresh := pool("site")
+	fresh.Status.ObservedGeneration = 0
+	s := newSite(t, fresh, of("one", "site", 0))
+	if result, err := s.pass("one"); err != nil || result.RequeueAfter != countedAfter || len(s.events.Events) > 0 {
+		t.Errorf("the next pass is after %s, %v, and there are %d events", result.RequeueAfter, err, len(s.events.Events))
+	}
+	if got := s.conditions("one"); got != "none" {
+		t.Errorf("the conditions are %s", got)
+	}
+}
+
+func TestWhyNotReady(t *testing.T) {
+	status := func(statuses ...corev1.ContainerStatus) *corev1.Pod {
+		return &corev1.Pod{Status: corev1.PodStatus{ContainerStatuses: statuses}}
+	}
+	for want, pod := range map[string]*corev1.Pod{
+		"have not started yet":    status(),
+		"waits: CrashLoopBackOff": status(corev1.ContainerStatus{Name: "etcd", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}}),
+		"its probe yet":           status(corev1.ContainerStatus{Name: "etcd", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}),
+		"does not hear":           status(corev1.ContainerStatus{Name: "etcd", Ready: true, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}),
+	} {
+		if got := whyNotReady(pod); !strings.Contains(got, want) {
+			t.Errorf("it says %q, want %q", got, want)
+		}
+	}
+}
+
+// TestAutonomyKeepsOut a new coordinator, and does not end one: a node could do that to its pool.
+func TestAutonomyKeepsOut(t *testing.T) {
+	for _, deployed := range []bool{false, true} {
+		s := newSite(t, of("one", "edge", 0))
+		if deployed {
+			s.runs("edge", "b", corev1.ConditionTrue)
+			s.rest("one")
+		}
+		autonomous := node("c", "10.0.0.3")
+		autonomous.Annotations = map[string]string{autonomyAnnotations[1]: "1h"}
+		if err := s.all.Update(t.Context(), autonomous); err != nil {
+			t.Fatal(err)
+		}
+		s.rest("one")
+		if got := s.conditions("one"); !strings.HasPrefix(got, "Pending True NodeAutonomy") {
+			t.Errorf("the conditions are %s", got)
+		}
+		if (s.data("ca-edge") != nil) != deployed || (len(s.pools()) > 0) != deployed || (s.status("one").CABundle != nil) != deployed {
+			t.Errorf("deployed before: %t, now its pools are %v", deployed, s.pools())
+		}
+	}
+}
+
+// TestAnotherCAMakesThePodAnew: its API server trusts the CAs with which it was started. The Secrets may be gone because
+// somebody deleted the CA, or because the YurtCoordinator was deleted and made again.
+func TestAnotherCAMakesThePodAnew(t *testing.T) {
 	s := newSite(t, of("one", "edge", 0))
 	s.runs("edge", "b", corev1.ConditionTrue)
 	s.rest("one")
-	autonomous := node("c", "10.0.0.3")
-	autonomous.Annotations = map[string]string{"node.beta.openyurt.io/autonomy": "true"}
-	if err := s.all.Update(t.Context(), autonomous); err != nil {
+	patch := func() string {
+		ud := &apps.UnitedDeployment{}
+		s.get(ud, governance.Namespace, workloadName)
+		return string(ud.Spec.Topology.Pools[0].Patch.Raw)
+	}
+	before := patch()
+	if err := s.all.Delete(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: governance.Namespace, Name: "ca-edge"}}); err != nil {
 		t.Fatal(err)
 	}
 	s.rest("one")
-	if got := s.conditions("one"); !strings.HasPrefix(got, "Pending True NodeAutonomy") {
-		t.Errorf("the conditions are %s", got)
+	if patch() == before {
+		t.Error("the pod stays, and trusts a CA that is gone")
 	}
-	if s.data("ca-edge") != nil || s.data("kubeconfig-edge") != nil || len(s.pools()) > 0 || s.status("one").CABundle != nil {
-		t.Error("something of it is left")
+}
+
+// TestAFailedReadOfTheServiceIssuesNothing: a certificate without its address would be made anew again and again.
+func TestAFailedReadOfTheServiceIssuesNothing(t *testing.T) {
+	s := newSite(t, of("one", "edge", 0))
+	s.runs("edge", "b", corev1.ConditionTrue)
+	s.rest("one")
+	before := string(s.data("coordinator-edge")["tls.crt"])
+	s.Live = interceptor.NewClient(s.all, interceptor.Funcs{Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+		if _, is := o.(*corev1.Service); is {
+			return errors.New("the API server is busy")
+		}
+		return c.Get(ctx, key, o, opts...)
+	}})
+	if _, err := s.pass("one"); err == nil {
+		t.Error("there is no error")
+	}
+	if string(s.data("coordinator-edge")["tls.crt"]) != before {
+		t.Error("the certificate was made anew")
 	}
 }
 

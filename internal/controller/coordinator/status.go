@@ -19,13 +19,9 @@ func setStatus(s *scope) {
 	set := func(kind string, is metav1.ConditionStatus, reason, message string) {
 		conditions.Set(&status.Conditions, s.coordinator.Generation, kind, is, reason, conditions.Bounded(message))
 	}
-	if !s.isDecided {
-		reason := apps.ReasonObservationFailed
-		if isKindMissing(s.failed) {
-			reason = apps.ReasonUnitedDeploymentMissing
-		}
+	if !s.isObserved {
 		for _, kind := range []string{apps.ConditionPending, apps.ConditionCertsReady, apps.ConditionReady} {
-			set(kind, metav1.ConditionUnknown, reason, messageOf(s.failed))
+			set(kind, metav1.ConditionUnknown, apps.ReasonObservationFailed, messageOf(s.failed))
 		}
 		return
 	}
@@ -40,14 +36,14 @@ func setStatus(s *scope) {
 	switch {
 	case !s.decision.IsDeployed:
 		certified, certReason, certMessage = metav1.ConditionFalse, pendingReason, pendingMessage
-	case s.failed != nil:
+	case s.failed != nil && !s.certified:
 		certified, certReason, certMessage = metav1.ConditionFalse, apps.ReasonWriteFailed, messageOf(s.failed)
 	case !s.certified:
 		certified, certReason, certMessage = metav1.ConditionFalse, apps.ReasonNotScheduled, notScheduled(s)
 	}
 	set(apps.ConditionCertsReady, certified, certReason, certMessage)
 
-	ready, reason, message := metav1.ConditionTrue, apps.ReasonPodReady, "people and hubs can use it"
+	ready, reason, message := metav1.ConditionTrue, apps.ReasonPodReady, "people can use it"
 	switch {
 	case certified != metav1.ConditionTrue:
 		ready, reason, message = metav1.ConditionFalse, certReason, certMessage
@@ -110,24 +106,30 @@ func notScheduled(s *scope) string {
 	}
 }
 
-// whyNotReady returns the first reason that a container has.
+// whyNotReady returns the first reason that a container has, or that its node is silent.
 func whyNotReady(pod *corev1.Pod) string {
 	for _, list := range [][]corev1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
 		for i := range list {
 			switch state := &list[i].State; {
 			case state.Waiting != nil && state.Waiting.Reason != "PodInitializing":
 				return conditions.Printable(fmt.Sprintf("container %q waits: %s %s", list[i].Name, state.Waiting.Reason, state.Waiting.Message))
+			case state.Terminated != nil && state.Terminated.Reason != "Completed":
+				return conditions.Printable(fmt.Sprintf("container %q has ended: %s %s", list[i].Name, state.Terminated.Reason, state.Terminated.Message))
 			case state.Running != nil && !list[i].Ready:
 				return fmt.Sprintf("container %q does not answer its probe yet", list[i].Name)
 			}
 		}
 	}
-	return "its containers have not started yet"
+	if len(pod.Status.ContainerStatuses) == 0 {
+		return "its containers have not started yet"
+	}
+	return "the cloud does not hear from its node; people in the pool may still use it"
 }
 
 // tell emits an event when a coordinator becomes Ready, or is not any more, or something prevents it.
 func (r *Reconciler) tell(before, after *apps.YurtCoordinator) {
-	for kind, bad := range map[string]metav1.ConditionStatus{apps.ConditionReady: metav1.ConditionFalse, apps.ConditionPending: metav1.ConditionTrue} {
+	for _, kind := range []string{apps.ConditionPending, apps.ConditionReady} {
+		bad := map[string]metav1.ConditionStatus{apps.ConditionReady: metav1.ConditionFalse, apps.ConditionPending: metav1.ConditionTrue}[kind]
 		was, is := meta.FindStatusCondition(before.Status.Conditions, kind), meta.FindStatusCondition(after.Status.Conditions, kind)
 		if is == nil || was != nil && was.Status == is.Status && (kind == apps.ConditionReady || was.Reason == is.Reason) {
 			continue

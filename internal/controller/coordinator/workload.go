@@ -1,6 +1,7 @@
 package coordinator
 
 import (
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 
@@ -27,6 +28,8 @@ const (
 	user int64 = 65532
 	// shared is where the containers share a volume in memory, and certificates where the pool's Secret is.
 	shared, certificates = "/run/atoll", "/etc/atoll"
+	// caAnnotation, on a pod, stands for the CAs with which it was started.
+	caAnnotation = "atoll.dev/pool-ca"
 	// apiServerContainer is the container whose image each pool chooses.
 	apiServerContainer = "kube-apiserver"
 	// topologyAnnotation, on a Service, lets clients reach endpoints in their own pool only, by the value topology.
@@ -41,18 +44,24 @@ type Images struct {
 	Own, Etcd string
 	// APIServer is that of kube-apiserver, without a tag: the version is the tag.
 	APIServer string
+	// PullSecrets are Secrets of the namespace of coordinators.
+	PullSecrets []corev1.LocalObjectReference
 }
 
 // secretOf returns the name of the Secret that the pod of a pool mounts.
 func secretOf(pool string) string { return workloadName + "-" + pool }
 
-// poolOf returns the part of the UnitedDeployment that is for one pool.
-func poolOf(name, image string) (apps.Pool, error) {
+// poolOf returns the part of the UnitedDeployment that is for one pool. With other CAs it is another one: the API server
+// trusts those with which its pod was started.
+func poolOf(name, image string, ca []byte) (apps.Pool, error) {
 	type named map[string]any
-	patch, err := json.Marshal(named{"spec": named{"template": named{"spec": named{
-		"containers": []named{{"name": apiServerContainer, "image": image}},
-		"volumes":    []named{{"name": "certificates", "secret": named{"secretName": secretOf(name)}}},
-	}}}})
+	patch, err := json.Marshal(named{"spec": named{"template": named{
+		"metadata": named{"annotations": named{caAnnotation: fmt.Sprintf("%.8x", sha256.Sum256(ca))}},
+		"spec": named{
+			"containers": []named{{"name": apiServerContainer, "image": image}},
+			"volumes":    []named{{"name": "certificates", "secret": named{"secretName": secretOf(name)}}},
+		},
+	}}})
 	if err != nil {
 		return apps.Pool{}, fmt.Errorf("making the patch of pool %q: %w", name, err)
 	}
@@ -72,24 +81,26 @@ func workloadOf(images Images, pools []apps.Pool) apps.UnitedDeploymentSpec {
 		WorkloadTemplate: apps.WorkloadTemplate{DeploymentTemplate: &apps.DeploymentTemplateSpec{
 			ObjectMeta: metav1.ObjectMeta{Labels: labels},
 			Spec: appsv1.DeploymentSpec{
-				// Two pods of a pool cannot be on one node, because of their ports, and hubs would fill both.
-				Strategy: appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType},
-				Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: podOf(images)},
+				// The old pod goes first. Recreate would wait for one on a dead node, which nobody can end.
+				Strategy: appsv1.DeploymentStrategy{Type: appsv1.RollingUpdateDeploymentStrategyType, RollingUpdate: &appsv1.RollingUpdateDeployment{
+					MaxSurge: ptr.To(intstr.FromInt32(0)), MaxUnavailable: ptr.To(intstr.FromInt32(1)),
+				}},
+				Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: PodOf(images)},
 			},
 		}},
 	}
 }
 
-// podOf returns the pod of a coordinator. It uses the network of its node, so that hubs and people find it at an
+// PodOf returns the pod of a coordinator. It uses the network of its node, so that hubs and people find it at an
 // address that the cloud is not needed for.
-func podOf(images Images) corev1.PodSpec {
+func PodOf(images Images) corev1.PodSpec {
 	away := func(key string) corev1.Toleration {
 		return corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: ptr.To(awayAfter)}
 	}
-	memory := &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory, SizeLimit: ptr.To(resource.MustParse("768Mi"))}
+	memory := &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory, SizeLimit: ptr.To(resource.MustParse("1Gi"))}
 	return corev1.PodSpec{
 		HostNetwork: true, DNSPolicy: corev1.DNSDefault, AutomountServiceAccountToken: ptr.To(false), EnableServiceLinks: ptr.To(false),
-		PriorityClassName: "system-cluster-critical", TerminationGracePeriodSeconds: ptr.To[int64](10),
+		TerminationGracePeriodSeconds: ptr.To[int64](10), ImagePullSecrets: images.PullSecrets,
 		Tolerations: []corev1.Toleration{away(corev1.TaintNodeNotReady), away(corev1.TaintNodeUnreachable)},
 		SecurityContext: &corev1.PodSecurityContext{
 			RunAsNonRoot: ptr.To(true), RunAsUser: ptr.To(user), RunAsGroup: ptr.To(user), FSGroup: ptr.To(user),
@@ -124,8 +135,10 @@ func container(name, image, request, limit string, command ...string) corev1.Con
 // etcdOf returns the container of etcd. Its files are in memory, and it listens on a socket there: nobody else on
 // the node reaches it. It is in the working directory, because etcd takes no longer path.
 func etcdOf(images Images) corev1.Container {
-	c := container("etcd", images.Etcd, "64Mi", "1Gi",
-		"/usr/local/bin/etcd", "--name=coordinator", "--data-dir=data", "--unsafe-no-fsync", "--quota-backend-bytes=536870912", "--log-level=warn",
+	c := container("etcd", images.Etcd, "192Mi", "1536Mi",
+		"/usr/local/bin/etcd", "--name=coordinator", "--data-dir=data", "--unsafe-no-fsync", "--log-level=warn",
+		// The volume has room for two databases, while one is compacted, and for the logs, of which each has 64 MiB.
+		"--quota-backend-bytes=402653184", "--max-wals=1", "--max-snapshots=1", "--snapshot-count=1000",
 		"--listen-client-urls=unix://etcd.sock:0", "--advertise-client-urls=unix://etcd.sock:0",
 		"--listen-peer-urls=unix://peer.sock:0", "--initial-advertise-peer-urls=unix://peer.sock:0", "--initial-cluster=coordinator=unix://peer.sock:0")
 	c.WorkingDir = shared
@@ -142,6 +155,7 @@ func apiServerOf(images Images) corev1.Container {
 		"--authentication-config="+files+"authentication.yaml", "--authorization-mode=RBAC",
 		"--kubelet-client-certificate="+secret+apiServerCert, "--kubelet-client-key="+secret+apiServerKey, "--kubelet-certificate-authority="+secret+poolCA,
 		"--kubelet-preferred-address-types=InternalIP",
+		"--proxy-client-cert-file="+files+"front-proxy.crt", "--proxy-client-key-file="+files+"front-proxy.key",
 		"--service-account-issuer=https://"+governance.ServerName, "--service-account-key-file="+files+"service-account.crt",
 		"--service-account-signing-key-file="+files+"service-account.key", "--service-cluster-ip-range=10.0.0.0/24",
 		"--endpoint-reconciler-type=none", "--disable-admission-plugins=ServiceAccount", "--enable-priority-and-fairness=false", "--profiling=false")
@@ -165,7 +179,9 @@ func writerOf(images Images) corev1.Container {
 	c := container("writer", images.Own, "32Mi", "256Mi",
 		"/atoll-coordinator", "write", fmt.Sprintf("--listen=:%d", governance.WriterPort), "--etcd=unix://"+files+"etcd.sock:0", "--kubeconfig="+files+"kubeconfig",
 		"--tls-cert-file="+secret+corev1.TLSCertKey, "--tls-private-key-file="+secret+corev1.TLSPrivateKeyKey,
-		"--client-ca-file="+secret+nodesCA, "--nodes-file="+secret+nodeNames)
+		"--client-ca-file="+secret+nodesCA, "--nodes-file="+secret+nodeNames,
+		fmt.Sprintf("--usage-listen=127.0.0.1:%d", governance.UsagePort), "--front-proxy-ca-file="+files+"front-proxy-ca.crt",
+		"--hub-client-certificate="+secret+apiServerCert, "--hub-client-key="+secret+apiServerKey, "--pool-ca-file="+secret+poolCA)
 	c.Env = []corev1.EnvVar{{Name: "NODE_NAME", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "spec.nodeName"}}}}
 	c.Ports = []corev1.ContainerPort{{Name: "upload", ContainerPort: governance.WriterPort, HostPort: governance.WriterPort, Protocol: corev1.ProtocolTCP}}
 	return c

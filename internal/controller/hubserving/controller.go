@@ -157,7 +157,10 @@ func (r *Reconciler) refuse(ctx context.Context, csr *certificatesv1.Certificate
 	}
 	r.setCondition(csr, kind, err.Error())
 	if err := r.Client.SubResource(subresource).Update(ctx, csr); err != nil {
-		return fmt.Errorf("denying CertificateSigningRequest %q: %w", csr.Name, client.IgnoreNotFound(err))
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("denying CertificateSigningRequest %q: %w", csr.Name, err)
 	}
 	log.FromContext(ctx).Info("A request for a hub's serving certificate is denied", "certificateSigningRequest", csr.Name, "requester", csr.Spec.Username, "why", err.Error())
 	return nil

@@ -98,18 +98,21 @@ func judgeRequest(request *x509.CertificateRequest, user string, node *corev1.No
 		if !ip.IsGlobalUnicast() {
 			return refusedf("%s is not the address of one machine", ip)
 		}
-		if other := holder(pool, node.Name, ip); other != "" {
+		if other := holder(pool, node, ip); other != "" {
 			return refusedf("%s is also an InternalIP of the Node %q", ip, other)
 		}
 	}
 	return nil
 }
 
-// holder returns another node that has an address, or "".
-func holder(pool []corev1.Node, except string, ip net.IP) string {
+// holder returns an older node that has an address, or "". So a node that gives itself the address of another one takes
+// nothing from it.
+func holder(pool []corev1.Node, than *corev1.Node, ip net.IP) string {
 	for i := range pool {
-		ips, err := governance.InternalIPs(&pool[i])
-		if err == nil && pool[i].Name != except && slices.ContainsFunc(ips, ip.Equal) {
+		if pool[i].Name == than.Name || than.CreationTimestamp.Before(&pool[i].CreationTimestamp) {
+			continue
+		}
+		if ips, err := governance.InternalIPs(&pool[i]); err == nil && slices.ContainsFunc(ips, ip.Equal) {
 			return pool[i].Name
 		}
 	}

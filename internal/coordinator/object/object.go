@@ -78,6 +78,9 @@ func Read(ref governance.Ref, body []byte) (*Object, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s cannot be shown: %w", ref, err)
 	}
+	if node, is := decoded.(*corev1.Node); is && node.Status.DaemonEndpoints.KubeletEndpoint.Port != governance.HubPort {
+		return nil, fmt.Errorf("%s has the port %d for its kubelet, which its hub does not have", ref, node.Status.DaemonEndpoints.KubeletEndpoint.Port)
+	}
 	m, err := meta.Accessor(decoded)
 	if err != nil {
 		return nil, fmt.Errorf("reading %s: %w", ref, err)

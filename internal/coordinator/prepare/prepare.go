@@ -28,6 +28,12 @@ const (
 	ServiceAccountCert = "service-account.crt"
 	// ServiceAccountKey has the private one. No token is ever signed with it.
 	ServiceAccountKey = "service-account.key"
+	// FrontProxyCert is the certificate that the API server shows to the server of metrics.k8s.io.
+	FrontProxyCert = "front-proxy.crt"
+	// FrontProxyKey is its key.
+	FrontProxyKey = "front-proxy.key"
+	// FrontProxyCA is the CA that has signed it, and nothing else.
+	FrontProxyCA = "front-proxy-ca.crt"
 )
 
 // mastersGroup may do everything in an API server that its admission allows.
@@ -71,6 +77,15 @@ func Write(o Options, now time.Time) error {
 	if err != nil {
 		return err
 	}
+	// It is another CA: the API server takes no client by it.
+	proxyCA, err := certs.NewCA(now)
+	if err != nil {
+		return err
+	}
+	proxy, err := certs.IssueFor(proxyCA, certs.Leaf{CommonName: "atoll:front-proxy"}, certs.Period{From: now.Add(-time.Minute), To: now.Add(certs.CALifetime)})
+	if err != nil {
+		return err
+	}
 	config := api.NewConfig()
 	config.Clusters["coordinator"] = &api.Cluster{
 		Server: o.Server, TLSServerName: o.ServerName, CertificateAuthority: o.PoolCA,
@@ -86,6 +101,7 @@ func Write(o Options, now time.Time) error {
 		ClientCAs: bytes.Join([][]byte{bytes.TrimSpace(trusted), ca.Cert}, []byte("\n")), Kubeconfig: kubeconfig,
 		Authentication:     []byte(authentication),
 		ServiceAccountCert: tokens.Cert, ServiceAccountKey: tokens.Key,
+		FrontProxyCert: proxy.Cert, FrontProxyKey: proxy.Key, FrontProxyCA: proxyCA.Cert,
 	} {
 		if err := os.WriteFile(filepath.Join(o.Directory, name), content, 0o600); err != nil {
 			return err

@@ -59,6 +59,25 @@ func TestWrite(t *testing.T) {
 			t.Errorf("%s is not known: %v", who, err)
 		}
 	}
+	proxy, err := os.ReadFile(filepath.Join(directory, FrontProxyCert))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := certs.ParseCert(proxy)
+	if err != nil {
+		t.Fatal(err)
+	}
+	usages := []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+	if _, err := cert.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: usages}); err == nil {
+		t.Error("the API server takes the certificate that it shows to the server of metrics.k8s.io")
+	}
+	proxies := x509.NewCertPool()
+	if text, err := os.ReadFile(filepath.Join(directory, FrontProxyCA)); err != nil || !proxies.AppendCertsFromPEM(text) {
+		t.Fatalf("reading the CA of the front proxy: %v", err)
+	}
+	if _, err := cert.Verify(x509.VerifyOptions{Roots: proxies, KeyUsages: usages}); err != nil {
+		t.Errorf("the server of metrics.k8s.io does not take the API server: %v", err)
+	}
 	entries, err := os.ReadDir(directory)
 	if err != nil {
 		t.Fatal(err)

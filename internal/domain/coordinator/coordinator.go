@@ -19,6 +19,9 @@ const (
 	maxNames = 3
 )
 
+// oldest is the first version whose API server reads the files of a coordinator.
+var oldest = version.MustParseGeneric("1.34.0")
+
 // Pool is what is known of a NodePool.
 type Pool struct {
 	// Nodes is the number of its nodes.
@@ -50,7 +53,7 @@ type Decision struct {
 }
 
 // Decide decides about one coordinator. What prevents the deployment of a new one does not always end one that is
-// deployed: a pool that shrinks, and a version that is not possible, leave it as it is.
+// deployed: a pool that shrinks, a node that becomes autonomous, and a version that is not possible, leave it as it is.
 func Decide(c *apps.YurtCoordinator, o *Observed) Decision {
 	pool, exists := o.Pools[c.Spec.NodePool]
 	if !exists {
@@ -59,19 +62,28 @@ func Decide(c *apps.YurtCoordinator, o *Observed) Decision {
 	if first := firstOf(c, o.Coordinators); first != c.Name {
 		return Decision{Reason: apps.ReasonAnotherCoordinator, Message: fmt.Sprintf("the YurtCoordinator %q, which is older, is for the NodePool %q: delete one of the two", first, c.Spec.NodePool)}
 	}
+	isDeployed := o.Deployed[c.Spec.NodePool]
+	var autonomous Decision
 	if n := len(pool.Autonomous); n > 0 {
-		return Decision{Reason: apps.ReasonNodeAutonomy, Message: fmt.Sprintf("nodes have OpenYurt's annotation for node autonomy, which keeps the pods of dead nodes too; remove it: %s%s",
+		autonomous = Decision{Reason: apps.ReasonNodeAutonomy, Message: fmt.Sprintf("nodes have OpenYurt's annotation for node autonomy, which keeps the pods of dead nodes too; remove it: %s%s",
 			strings.Join(pool.Autonomous[:min(n, maxNames)], ", "), more(n-maxNames))}
 	}
-	isDeployed := o.Deployed[c.Spec.NodePool]
-	if pool.Nodes < minNodes && !isDeployed {
+	switch {
+	case isDeployed:
+	case autonomous.Reason != "":
+		return autonomous
+	case pool.Nodes < minNodes:
 		return Decision{Reason: apps.ReasonFewNodes, Message: fmt.Sprintf("the NodePool %q has %d nodes, and a coordinator is deployed in a pool of %d or more", c.Spec.NodePool, pool.Nodes, minNodes)}
 	}
-	wanted, err := versionOf(c.Spec.Version, o.ClusterVersion)
+	deployed := ""
+	if isDeployed {
+		deployed = c.Status.Version
+	}
+	wanted, err := versionOf(c.Spec.Version, o.ClusterVersion, deployed)
 	if err != nil {
 		return Decision{IsDeployed: isDeployed, Reason: apps.ReasonVersionNotSupported, Message: err.Error()}
 	}
-	return Decision{IsDeployed: true, Version: wanted}
+	return Decision{IsDeployed: true, Version: wanted, Reason: autonomous.Reason, Message: autonomous.Message}
 }
 
 func more(n int) string {
@@ -93,14 +105,21 @@ func firstOf(c *apps.YurtCoordinator, all []apps.YurtCoordinator) string {
 	return first.Name
 }
 
-// versionOf returns the version of a coordinator. wanted may be "". The cluster's version may have a suffix of its
-// distribution, of which there is no image.
-func versionOf(wanted, cluster string) (string, error) {
+// versionOf returns the version of a coordinator. wanted may be "", and deployed, which is the one that runs. The
+// cluster's version may have a suffix of its distribution, of which there is no image.
+func versionOf(wanted, cluster, deployed string) (string, error) {
 	has, err := version.ParseGeneric(cluster)
 	if err != nil {
 		return "", fmt.Errorf("the version of the cluster, %q, cannot be read: set spec.version", cluster)
 	}
+	if wanted == "" && has.LessThan(oldest) {
+		return "", fmt.Errorf("the version of the cluster is %s: set spec.version to %s or later", cluster, oldest)
+	}
 	if wanted == "" {
+		// While the API servers of a cluster are upgraded, one after the other, they answer with two versions.
+		if runs, err := version.ParseGeneric(deployed); err == nil && has.LessThan(runs) && runs.Major() == has.Major() && runs.Minor() <= has.Minor()+1 {
+			has = runs
+		}
 		return "v" + has.String(), nil
 	}
 	wants, err := version.ParseGeneric(wanted)
@@ -109,6 +128,9 @@ func versionOf(wanted, cluster string) (string, error) {
 	}
 	if wants.Major() != has.Major() || wants.Minor()+1 < has.Minor() || wants.Minor() > has.Minor()+1 {
 		return "", fmt.Errorf("spec.version: %s is too far from the version of the cluster, %s: its minor version must be the same, or the one before or after", wanted, cluster)
+	}
+	if wants.LessThan(oldest) {
+		return "", fmt.Errorf("spec.version: %s is older than %s, the first with all that a coordinator needs", wanted, oldest)
 	}
 	return "v" + wants.String(), nil
 }

@@ -25,30 +25,38 @@ func TestDecide(t *testing.T) {
 		others   []apps.YurtCoordinator
 		deployed bool
 		cluster  string
+		runs     string
 		want     Decision
 	}{
-		"a pool of three nodes":                       {pool: Pool{Nodes: 3}, want: Decision{IsDeployed: true, Version: "v1.36.3"}},
-		"a version":                                   {version: "v1.36.1", pool: Pool{Nodes: 3}, want: Decision{IsDeployed: true, Version: "v1.36.1"}},
-		"a version without v":                         {version: "1.35.9", pool: Pool{Nodes: 3}, want: Decision{IsDeployed: true, Version: "v1.35.9"}},
-		"the next minor version":                      {version: "v1.37.0", pool: Pool{Nodes: 3}, want: Decision{IsDeployed: true, Version: "v1.37.0"}},
-		"the version of a distribution":               {cluster: "v1.36.3+k3s1", pool: Pool{Nodes: 3}, want: Decision{IsDeployed: true, Version: "v1.36.3"}},
-		"the pool does not exist":                     {missing: true, deployed: true, want: Decision{Reason: apps.ReasonNodePoolMissing}},
-		"two nodes":                                   {pool: Pool{Nodes: 2}, want: Decision{Reason: apps.ReasonFewNodes}},
-		"two nodes are left of three":                 {pool: Pool{Nodes: 2}, deployed: true, want: Decision{IsDeployed: true, Version: "v1.36.3"}},
-		"no node is left":                             {deployed: true, want: Decision{IsDeployed: true, Version: "v1.36.3"}},
-		"an older one has the pool":                   {pool: Pool{Nodes: 3}, deployed: true, others: []apps.YurtCoordinator{of("z", "edge", "", 20)}, want: Decision{Reason: apps.ReasonAnotherCoordinator}},
-		"a younger one wants the pool":                {pool: Pool{Nodes: 3}, others: []apps.YurtCoordinator{of("a", "edge", "", 5)}, want: Decision{IsDeployed: true, Version: "v1.36.3"}},
-		"one of the same age":                         {pool: Pool{Nodes: 3}, others: []apps.YurtCoordinator{of("a", "edge", "", 10)}, want: Decision{Reason: apps.ReasonAnotherCoordinator}},
-		"one of another pool":                         {pool: Pool{Nodes: 3}, others: []apps.YurtCoordinator{of("a", "cloud", "", 20)}, want: Decision{IsDeployed: true, Version: "v1.36.3"}},
-		"a node is autonomous":                        {pool: Pool{Nodes: 3, Autonomous: []string{"a"}}, deployed: true, want: Decision{Reason: apps.ReasonNodeAutonomy}},
-		"a version that is too old":                   {version: "v1.34.0", pool: Pool{Nodes: 3}, want: Decision{Reason: apps.ReasonVersionNotSupported}},
-		"a version that is too new":                   {version: "v1.38.0", pool: Pool{Nodes: 3}, want: Decision{Reason: apps.ReasonVersionNotSupported}},
-		"another major version":                       {version: "v2.36.0", pool: Pool{Nodes: 3}, want: Decision{Reason: apps.ReasonVersionNotSupported}},
-		"a version that is too old for a running one": {version: "v1.34.0", pool: Pool{Nodes: 3}, deployed: true, want: Decision{IsDeployed: true, Reason: apps.ReasonVersionNotSupported}},
-		"a cluster without a version":                 {cluster: "main", pool: Pool{Nodes: 3}, want: Decision{Reason: apps.ReasonVersionNotSupported}},
+		"a pool of three nodes":                        {pool: Pool{Nodes: 3}, want: Decision{IsDeployed: true, Version: "v1.36.3"}},
+		"a version":                                    {version: "v1.36.1", pool: Pool{Nodes: 3}, want: Decision{IsDeployed: true, Version: "v1.36.1"}},
+		"a version without v":                          {version: "1.35.9", pool: Pool{Nodes: 3}, want: Decision{IsDeployed: true, Version: "v1.35.9"}},
+		"the next minor version":                       {version: "v1.37.0", pool: Pool{Nodes: 3}, want: Decision{IsDeployed: true, Version: "v1.37.0"}},
+		"the version of a distribution":                {cluster: "v1.36.3+k3s1", pool: Pool{Nodes: 3}, want: Decision{IsDeployed: true, Version: "v1.36.3"}},
+		"the pool does not exist":                      {missing: true, deployed: true, want: Decision{Reason: apps.ReasonNodePoolMissing}},
+		"two nodes":                                    {pool: Pool{Nodes: 2}, want: Decision{Reason: apps.ReasonFewNodes}},
+		"two nodes are left of three":                  {pool: Pool{Nodes: 2}, deployed: true, want: Decision{IsDeployed: true, Version: "v1.36.3"}},
+		"no node is left":                              {deployed: true, want: Decision{IsDeployed: true, Version: "v1.36.3"}},
+		"an older one has the pool":                    {pool: Pool{Nodes: 3}, deployed: true, others: []apps.YurtCoordinator{of("z", "edge", "", 20)}, want: Decision{Reason: apps.ReasonAnotherCoordinator}},
+		"a younger one wants the pool":                 {pool: Pool{Nodes: 3}, others: []apps.YurtCoordinator{of("a", "edge", "", 5)}, want: Decision{IsDeployed: true, Version: "v1.36.3"}},
+		"one of the same age":                          {pool: Pool{Nodes: 3}, others: []apps.YurtCoordinator{of("a", "edge", "", 10)}, want: Decision{Reason: apps.ReasonAnotherCoordinator}},
+		"one of another pool":                          {pool: Pool{Nodes: 3}, others: []apps.YurtCoordinator{of("a", "cloud", "", 20)}, want: Decision{IsDeployed: true, Version: "v1.36.3"}},
+		"a node is autonomous":                         {pool: Pool{Nodes: 3, Autonomous: []string{"a"}}, want: Decision{Reason: apps.ReasonNodeAutonomy}},
+		"a node becomes autonomous later":              {pool: Pool{Nodes: 3, Autonomous: []string{"a", "b", "c", "d"}}, deployed: true, want: Decision{IsDeployed: true, Version: "v1.36.3", Reason: apps.ReasonNodeAutonomy}},
+		"one API server of several is older":           {cluster: "v1.35.9", runs: "v1.36.3", pool: Pool{Nodes: 3}, deployed: true, want: Decision{IsDeployed: true, Version: "v1.36.3"}},
+		"the cluster is upgraded":                      {cluster: "v1.37.1", runs: "v1.36.3", pool: Pool{Nodes: 3}, deployed: true, want: Decision{IsDeployed: true, Version: "v1.37.1"}},
+		"the cluster is made anew of an older version": {cluster: "v1.34.1", runs: "v1.36.3", pool: Pool{Nodes: 3}, deployed: true, want: Decision{IsDeployed: true, Version: "v1.34.1"}},
+		"a cluster that is too old":                    {cluster: "v1.33.9", pool: Pool{Nodes: 3}, want: Decision{Reason: apps.ReasonVersionNotSupported}},
+		"a version that is too old for the files":      {cluster: "v1.34.0", version: "v1.33.0", pool: Pool{Nodes: 3}, want: Decision{Reason: apps.ReasonVersionNotSupported}},
+		"a version that is too old":                    {version: "v1.34.0", pool: Pool{Nodes: 3}, want: Decision{Reason: apps.ReasonVersionNotSupported}},
+		"a version that is too new":                    {version: "v1.38.0", pool: Pool{Nodes: 3}, want: Decision{Reason: apps.ReasonVersionNotSupported}},
+		"another major version":                        {version: "v2.36.0", pool: Pool{Nodes: 3}, want: Decision{Reason: apps.ReasonVersionNotSupported}},
+		"a version that is too old for a running one":  {version: "v1.34.0", pool: Pool{Nodes: 3}, deployed: true, want: Decision{IsDeployed: true, Reason: apps.ReasonVersionNotSupported}},
+		"a cluster without a version":                  {cluster: "main", pool: Pool{Nodes: 3}, want: Decision{Reason: apps.ReasonVersionNotSupported}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := of("one", "edge", tc.version, 10)
+			c.Status.Version = tc.runs
 			o := &Observed{ClusterVersion: "v1.36.3", Coordinators: append(tc.others, c), Pools: map[string]Pool{}, Deployed: map[string]bool{"edge": tc.deployed}}
 			if tc.cluster != "" {
 				o.ClusterVersion = tc.cluster
@@ -94,7 +102,7 @@ func TestOneForEachPool(t *testing.T) {
 }
 
 func TestVersionOfLongSuffix(t *testing.T) {
-	if got, err := versionOf("", "v1.36.3-eks-abc123"); err != nil || got != "v1.36.3" {
+	if got, err := versionOf("", "v1.36.3-eks-abc123", ""); err != nil || got != "v1.36.3" {
 		t.Errorf("the version is %s, %v", got, err)
 	}
 }

@@ -197,7 +197,13 @@ func (m *Manager) isDue() (bool, error) {
 	m.mu.Lock()
 	current := m.current
 	m.mu.Unlock()
-	return current == nil || !m.o.Now().Before(renewAt(current.Leaf, m.share)) || m.o.Purpose.misfit(current.Leaf) != nil, nil
+	isDue := current == nil || !m.o.Now().Before(renewAt(current.Leaf, m.share)) || m.o.Purpose.misfit(current.Leaf) != nil
+	if m.o.Purpose != nil && !isDue {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.problem = nil
+	}
+	return isDue, nil
 }
 
 // misfit returns why a certificate cannot be used for a purpose, nil while nobody knows. Its time does not matter.

@@ -75,8 +75,9 @@ type Pool struct {
 	client  *http.Client
 	now     func() time.Time
 	lead    lead
-	// at is the address that is asked.
-	at string
+	// at is the address that is asked, and first the one at which the coordinator should be: another one is asked first
+	// once, also if at answers still.
+	at, first string
 	// session and number are those of the last beat, and beaten when it was sent.
 	session string
 	number  uint64
@@ -180,7 +181,7 @@ func (p *Pool) begin(isThere bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !isThere {
-		p.status, p.at, p.node.pending = nil, "", nil
+		p.status, p.at, p.first, p.node.pending = nil, "", "", nil
 		p.lead.answered(p.now(), false)
 	} else if p.status == nil {
 		p.status = &Status{Since: p.now(), Reason: "it was not asked yet"}
@@ -277,6 +278,9 @@ func (p *Pool) itemsOfPool() (items []governance.Item, problem error) {
 
 // find beats at the address that has answered last, and then at the others.
 func (p *Pool) find(ctx context.Context, addresses []string) (answer governance.BeatAnswer, err error) {
+	if addresses[0] != p.first {
+		p.first, p.at = addresses[0], ""
+	}
 	first := max(0, slices.Index(addresses, p.at))
 	var last error
 	for i := range addresses {

@@ -30,11 +30,12 @@ import (
 
 // files is the source of programs that are built in a moment.
 var files = map[string]string{
-	"go.mod":                    "module example.org/atoll\n\ngo 1.26.0\n",
-	"cmd/atoll-manager/main.go": "package main\n\nfunc main() { panic(\"its trace names this file\") }\n",
-	"cmd/atoll-hub/main.go":     "package main\n\nfunc main() { panic(\"its trace names this file\") }\n",
-	"charts/atoll/Chart.yaml":   "appVersion: \"1.2.3\"\n",
-	"LICENSE":                   "licence\n",
+	"go.mod":                        "module example.org/atoll\n\ngo 1.26.0\n",
+	"cmd/atoll-manager/main.go":     "package main\n\nfunc main() { panic(\"its trace names this file\") }\n",
+	"cmd/atoll-coordinator/main.go": "package main\n\nfunc main() {}\n",
+	"cmd/atoll-hub/main.go":         "package main\n\nfunc main() { panic(\"its trace names this file\") }\n",
+	"charts/atoll/Chart.yaml":       "appVersion: \"1.2.3\"\n",
+	"LICENSE":                       "licence\n",
 }
 
 // checkout returns a new directory with the source and one commit, which is the same each time.
@@ -189,7 +190,7 @@ func TestPush(t *testing.T) {
 			}
 			got[entry.Platform.String()] = p
 		}
-		one := parts{Files: []string{"LICENSE", "atoll-hub", "atoll-manager"}, Revision: revision, Version: "1.2.3", Created: "2026-01-02 03:04:05"}
+		one := parts{Files: []string{"LICENSE", "atoll-coordinator", "atoll-hub", "atoll-manager"}, Revision: revision, Version: "1.2.3", Created: "2026-01-02 03:04:05"}
 		if diff := cmp.Diff(map[string]parts{"linux/amd64": one, "linux/arm64": one}, got); diff != "" {
 			t.Errorf("the pushed index (-want +got):\n%s", diff)
 		}
