@@ -126,11 +126,17 @@ func (r *poolRig) governed() {
 		r.Fatal(err)
 	}
 	r.kubectl("create", "-f", file)
-	status, err := json.Marshal(map[string]any{"status": map[string]any{"addresses": []string{"127.77.0.2", "127.77.0.1"}, "caBundle": r.coordinator.ca.Cert}})
+	status, err := json.Marshal(map[string]any{"status": map[string]any{"addresses": []string{loopback(2), loopback(1)}, "caBundle": r.coordinator.ca.Cert}})
 	if err != nil {
 		r.Fatal(err)
 	}
 	r.kubectl("patch", "yurtcoordinator", "edge", "--subresource=status", "--type=merge", "-p", string(status))
+}
+
+// loopback returns an address of this machine that other runs of the test do not use: hubs know one port only.
+func loopback(n int) string {
+	pid := os.Getpid()
+	return fmt.Sprintf("127.%d.%d.%d", 64+pid>>16&63, pid>>8&255, pid&254|n&1)
 }
 
 func newCoordinator(t *testing.T, cluster *devcluster.Cluster) *coordinator {
@@ -140,7 +146,7 @@ func newCoordinator(t *testing.T, cluster *devcluster.Cluster) *coordinator {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	c := &coordinator{T: t, cluster: cluster, dir: dir, server: freeAddress(t), usage: freeAddress(t), writer: "127.77.0.1:10271", running: map[string]*exec.Cmd{}}
+	c := &coordinator{T: t, cluster: cluster, dir: dir, server: freeAddress(t), usage: freeAddress(t), writer: loopback(1) + ":10271", running: map[string]*exec.Cmd{}}
 	c.program = c.path("atoll-coordinator")
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", c.program, "github.com/atoll-k8s/atoll/cmd/atoll-coordinator")
 	build.Dir, build.Env = filepath.Join("..", ".."), append(os.Environ(), "CGO_ENABLED=0") // its module has the client of etcd
