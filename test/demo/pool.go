@@ -50,7 +50,7 @@ var pool = scene{
 	}, {
 		about:    "without its YurtCoordinator nothing of it is left",
 		commands: [][]string{{"delete", "yurtcoordinator", site}},
-		answers:  []answer{{about: "what is in the namespace atoll-pools", want: "", args: []string{"get", "uniteddeployments,deployments,pods,services,secrets", "-n", "atoll-pools", "-o", "name", "--ignore-not-found"}}},
+		answers:  []answer{{about: "objects in the namespace atoll-pools", want: "0", args: []string{"get", "uniteddeployments,deployments,pods,services,secrets", "-n", "atoll-pools", "-o", "go-template={{len .items}}"}}},
 	}},
 }
 
