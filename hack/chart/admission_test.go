@@ -1,6 +1,7 @@
 package chart
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -32,6 +33,7 @@ type write struct {
 	now, before string
 	dryRun      bool
 	namespace   string
+	name        string // x by default
 }
 
 func (w write) operation() admission.Operation {
@@ -76,7 +78,7 @@ func policiesOf(t *testing.T, rendered objects) (all policies) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		declared := cel.OptionalVariableDeclarations{HasAuthorizer: true}
+		declared := cel.OptionalVariableDeclarations{HasAuthorizer: true, HasParams: p.Spec.ParamKind != nil}
 		for _, v := range p.Spec.Variables {
 			e := &expression{v.Name, v.Expression, []*celgo.Type{celgo.AnyType, celgo.DynType}}
 			if result := compiler.CompileAndStoreVariable(e, declared, environment.NewExpressions); result.Error != nil {
@@ -108,11 +110,16 @@ func policiesOf(t *testing.T, rendered objects) (all policies) {
 		}
 		all = append(all, &compiledPolicy{
 			p, evaluator(declared, celgo.BoolType, conditions), evaluator(declared, celgo.BoolType, validations),
-			evaluator(cel.OptionalVariableDeclarations{}, celgo.StringType, messages),
+			evaluator(cel.OptionalVariableDeclarations{HasParams: p.Spec.ParamKind != nil}, celgo.StringType, messages),
 		})
 	}
 	return all
 }
+
+// governed is the YurtCoordinator of the cluster, for policies about them.
+var governed = &unstructured.Unstructured{Object: map[string]any{
+	"apiVersion": "apps.openyurt.io/v1alpha1", "kind": "YurtCoordinator", "metadata": map[string]any{"name": "c"}, "spec": map[string]any{"nodePool": "edge"},
+}}
 
 // refusals returns the messages of the policies that do not allow a write. It fails the test
 // if an expression fails. rights answers the expressions that ask for the rights of the user.
@@ -140,11 +147,11 @@ func (all policies) refusals(t *testing.T, w write, rights authorizer.Authorizer
 			}
 			return result.EvalResult != celtypes.True
 		}
-		bindings := cel.OptionalVariableBindings{Authorizer: rights}
+		bindings := cel.OptionalVariableBindings{Authorizer: rights, VersionedParams: governed}
 		if slices.ContainsFunc(evaluate(p.conditions, bindings), isFalse) {
 			continue
 		}
-		texts := evaluate(p.messages, cel.OptionalVariableBindings{})
+		texts := evaluate(p.messages, cel.OptionalVariableBindings{VersionedParams: governed})
 		for i, result := range evaluate(p.validations, bindings) {
 			if !isFalse(result) {
 				continue
@@ -189,11 +196,11 @@ func (w write) attributes(t *testing.T) (admission.Attributes, schema.GroupVersi
 	// A nil pointer in an interface would not be nil.
 	switch w.operation() {
 	case admission.Create:
-		return admission.NewAttributesRecord(now, nil, kind, where, "x", gvr, subresource, admission.Create, &metav1.CreateOptions{}, w.dryRun, by), gvr
+		return admission.NewAttributesRecord(now, nil, kind, where, cmp.Or(w.name, "x"), gvr, subresource, admission.Create, &metav1.CreateOptions{}, w.dryRun, by), gvr
 	case admission.Delete:
-		return admission.NewAttributesRecord(nil, before, kind, where, "x", gvr, subresource, admission.Delete, &metav1.DeleteOptions{}, w.dryRun, by), gvr
+		return admission.NewAttributesRecord(nil, before, kind, where, cmp.Or(w.name, "x"), gvr, subresource, admission.Delete, &metav1.DeleteOptions{}, w.dryRun, by), gvr
 	default:
-		return admission.NewAttributesRecord(now, before, kind, where, "x", gvr, subresource, admission.Update, &metav1.UpdateOptions{}, w.dryRun, by), gvr
+		return admission.NewAttributesRecord(now, before, kind, where, cmp.Or(w.name, "x"), gvr, subresource, admission.Update, &metav1.UpdateOptions{}, w.dryRun, by), gvr
 	}
 }
 
@@ -328,6 +335,13 @@ func TestAdmissionPoliciesBoundManagerWrites(t *testing.T) {
 		"the finalizer of a group":        {update("groupmanagement.kubeedge.io/nodegroups", with("", "spec: {nodes: [a]}"), with("finalizers: [groupmanagement.kubeedge.io/nodegroup]", "spec: {nodes: [a]}")), ""},
 		"the nodes of a group":            {update("groupmanagement.kubeedge.io/nodegroups", with("", "spec: {nodes: [a]}"), with("", "spec: {nodes: [b]}")), settingsOnly + "spec"},
 		"a finalizer of others":           {update("apps.openyurt.io/nodepools", with("finalizers: [a/b]", "spec: {}"), with("", "spec: {}")), "atoll-manager may change no owners here, and no finalizers but its own"},
+		"the Secret of a coordinator":     {in("atoll-pools", write{resource: "/secrets", now: "metadata: {name: ca-edge}\ntype: Opaque"}), ""},
+		"another Secret in its namespace": {in("atoll-pools", write{resource: "/secrets", now: "metadata: {name: other}\ntype: Opaque"}), secretsOnly},
+		"a token in its namespace":        {in("atoll-pools", write{resource: "/secrets", now: "metadata: {name: ca-edge}\ntype: kubernetes.io/service-account-token"}), secretsOnly},
+		"its Secret elsewhere":            {write{resource: "/secrets", now: "metadata: {name: ca-edge}\ntype: Opaque"}, secretsOnly},
+		"the coordinators":                {in("atoll-pools", write{name: "coordinator", resource: "apps.openyurt.io/uniteddeployments", before: with("", "spec: {a: b}"), now: with("", "spec: {a: c}")}), ""},
+		"another one beside them":         {in("atoll-pools", update("apps.openyurt.io/uniteddeployments", with("", "spec: {a: b}"), with("", "spec: {a: c}"))), settingsOnly + "spec"},
+		"one of that name elsewhere":      {write{name: "coordinator", resource: "apps.openyurt.io/uniteddeployments", before: with("", "spec: {a: b}"), now: with("", "spec: {a: c}")}, settingsOnly + "spec"},
 		"a rollback":                      {update("apps.openyurt.io/uniteddeployments", with("annotations: {atoll.dev/rollback-to: previous}", "spec: {a: b}"), with("", "spec: {a: c}")), ""},
 		"a template without a rollback":   {update("apps.openyurt.io/uniteddeployments", with("", "spec: {a: b}"), with("", "spec: {a: c}")), settingsOnly + "spec"},
 		"a list that was right":           {update("/configmaps", with("", "data: {a: b}"), with("annotations: {atoll.dev/last-good-workloads: b}", "data: {a: b}")), ""},
@@ -337,6 +351,33 @@ func TestAdmissionPoliciesBoundManagerWrites(t *testing.T) {
 		"a ConfigMap of somebody, by him": {write{by: &user.DefaultInfo{Name: "him"}, resource: "/configmaps", before: with("", "data: {a: b}"), now: with("", "data: {a: c}")}, ""},
 	} {
 		t.Run(name, func(t *testing.T) { expect(t, p.refusals(t, tc.write, nil), tc.want) })
+	}
+}
+
+// TestNodeAutonomyAndCoordinatorExcludeEachOther: also a kubelet, which writes annotations through its status, cannot turn
+// autonomy on in a pool with a coordinator. Everything else about its node it can.
+func TestNodeAutonomyAndCoordinatorExcludeEachOther(t *testing.T) {
+	p := policiesOf(t, render(t, load(t), everything()))
+	const (
+		plain      = "labels: {apps.openyurt.io/nodepool: edge}"
+		autonomous = plain + ", annotations: {node.beta.openyurt.io/autonomy: 'true'}"
+		refused    = "node autonomy and the coordinator of a pool exclude each other: delete the YurtCoordinator c first"
+	)
+	for name, tc := range map[string]struct{ resource, before, now, want string }{
+		"it is turned on":                 {"/nodes", with(plain, ""), with(autonomous, ""), refused},
+		"it is turned on by status":       {"/nodes/status", with(plain, ""), with(autonomous, ""), refused},
+		"for a time":                      {"/nodes", with(plain, ""), with(plain+", annotations: {node.openyurt.io/autonomy-duration: 1h}", ""), refused},
+		"a node registers with it":        {"/nodes", "", with(autonomous, ""), refused},
+		"it is turned off":                {"/nodes", with(autonomous, ""), with(plain+", annotations: {node.beta.openyurt.io/autonomy: 'false'}", ""), ""},
+		"an autonomous node is written":   {"/nodes/status", with(autonomous, ""), with(autonomous, "status: {}"), ""},
+		"a node of another pool":          {"/nodes", with("", ""), with("labels: {apps.openyurt.io/nodepool: cloud}, annotations: {node.beta.openyurt.io/autonomy: 'true'}", ""), ""},
+		"a node of no pool":               {"/nodes", with("", ""), with("annotations: {node.beta.openyurt.io/autonomy: 'true'}", ""), ""},
+		"another annotation in the pool":  {"/nodes", with(plain, ""), with(plain+", annotations: {a: b}", ""), ""},
+		"a node without any metadata yet": {"/nodes", with("", ""), with("", ""), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			expect(t, p.refusals(t, write{by: &user.DefaultInfo{Name: "admin"}, resource: tc.resource, before: tc.before, now: tc.now}, nil), tc.want)
+		})
 	}
 }
 
@@ -411,6 +452,7 @@ func withSpec(resource, object string) string {
 func everything() map[string]any {
 	values := gangs(nil)
 	values["scheduler"] = map[string]any{"mode": "Isolated"}
+	values["coordinator"] = map[string]any{"enabled": true}
 	values["workloads"] = []any{map[string]any{"group": "apps.kruise.io", "version": "v1alpha1", "kind": "CloneSet"}}
 	return values
 }
