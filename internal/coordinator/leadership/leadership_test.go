@@ -138,9 +138,9 @@ type flight struct {
 	arrived bool
 }
 
-// TestNeverTwo: whatever is late, lost, or started again, at no time two hubs lead.
+// TestNeverTwo: whatever is late, lost, or started again, at no time two hubs lead. That one does is in
+// TestALivingHubLeads.
 func TestNeverTwo(t *testing.T) {
-	led := 0
 	rapid.Check(t, func(t *rapid.T) {
 		now := noon
 		l := New("a", now)
@@ -210,7 +210,6 @@ func TestNeverTwo(t *testing.T) {
 				for name, h := range hubs {
 					if now.Before(h.until) {
 						leaders++
-						led++
 						if !l.Leads(name, now) && l.leader != "" && now.Before(l.held) {
 							t.Fatalf("%s leads, and the coordinator holds %s for the leader", name, l.leader)
 						}
@@ -222,9 +221,6 @@ func TestNeverTwo(t *testing.T) {
 			},
 		})
 	})
-	if led == 0 {
-		t.Error("nobody ever leads")
-	}
 }
 
 // TestALivingHubLeads: within 8.5 seconds of what happened last to any other one, or to the coordinator, one that is
