@@ -22,6 +22,7 @@ import (
 
 	"github.com/atoll-k8s/atoll/internal/governance"
 	"github.com/atoll-k8s/atoll/internal/machinery/certs"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
 func newCA(t *testing.T) certs.Pair {
@@ -146,21 +147,11 @@ func TestTheServerIsForKubeAPIServerOnly(t *testing.T) {
 		}
 		return response.StatusCode, response.Body.Close()
 	}
-	deadline := time.Now().Add(30 * time.Second)
-	eventually := func(what string, check func() bool) {
-		t.Helper()
-		for !check() {
-			if time.Now().After(deadline) {
-				t.Fatal(what + ": not within 30 s")
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
-	}
-	eventually("while the port is in use, the objects are applied", applied.Load)
+	build.Eventually(t, "while the port is in use, the objects are applied", applied.Load)
 	if err := blocker.Close(); err != nil {
 		t.Fatal(err)
 	}
-	eventually("a port that is free again is served", func() bool {
+	build.Eventually(t, "a port that is free again is served", func() bool {
 		code, err := asks(front)
 		return err == nil && code == http.StatusOK
 	})

@@ -24,6 +24,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/governance"
 	"github.com/atoll-k8s/atoll/internal/hub/kubelet"
 	"github.com/atoll-k8s/atoll/internal/machinery/certs"
+	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
 // node is a port before a kubelet that is a handler.
@@ -132,15 +133,11 @@ func (n *node) kubelet(w http.ResponseWriter, r *http.Request) {
 // until waits until the port is served, or is not.
 func (n *node) until(served bool) {
 	n.Helper()
-	deadline := time.Now().Add(time.Minute)
-	for time.Now().Before(deadline) {
-		if address, _ := n.port.State(); (address != "") == served {
-			n.address = address
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	n.Fatal("the port is not as it should be")
+	build.Eventually(n, "the port is as it should be", func() bool {
+		address, _ := n.port.State()
+		n.address = address
+		return (address != "") == served
+	})
 }
 
 // client returns the TLS configuration of who has a certificate of a CA.
@@ -369,14 +366,10 @@ func TestAPortThatIsInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := start(t, other.Addr().String())
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		if _, err := n.port.State(); err != nil && strings.Contains(err.Error(), "in use") {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the reason is not told")
-		}
-	}
+	build.Eventually(t, "the reason is told", func() bool {
+		_, err := n.port.State()
+		return err != nil && strings.Contains(err.Error(), "in use")
+	})
 	_ = other.Close()
 	n.until(true)
 	if code, _ := n.ask(n.apiServer(), "GET", "/stats/summary"); code != http.StatusOK {

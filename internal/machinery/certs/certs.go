@@ -59,6 +59,17 @@ type Leaf struct {
 // Period is from when to when a certificate is valid.
 type Period struct{ From, To time.Time }
 
+// within returns what of the period is in that of a certificate.
+func (p Period) within(c *x509.Certificate) Period {
+	if p.From.Before(c.NotBefore) {
+		p.From = c.NotBefore
+	}
+	if p.To.After(c.NotAfter) {
+		p.To = c.NotAfter
+	}
+	return p
+}
+
 // NewCA creates a CA that is valid from now on.
 func NewCA(now time.Time) (Pair, error) {
 	return NewCAFor(nil, Period{now.Add(-backdate), now.Add(CALifetime)})
@@ -130,11 +141,7 @@ func IssueUnder(ca Pair, leaf Leaf, now time.Time) (Pair, error) {
 	if err != nil {
 		return Pair{}, fmt.Errorf("reading the CA: %w", err)
 	}
-	period := periodOf(leaf, now)
-	if cert.NotAfter.Before(period.To) {
-		period.To = cert.NotAfter
-	}
-	return IssueFor(ca, leaf, period)
+	return IssueFor(ca, leaf, periodOf(leaf, now).within(cert))
 }
 
 // IssueFor creates a key and a certificate that the CA signs, valid for a period.
@@ -153,13 +160,7 @@ func IssueTo(ca Pair, public crypto.PublicKey, leaf Leaf, period Period) ([]byte
 	if err != nil {
 		return nil, err
 	}
-	if period.From.Before(caCert.NotBefore) {
-		period.From = caCert.NotBefore
-	}
-	if period.To.After(caCert.NotAfter) {
-		period.To = caCert.NotAfter
-	}
-	return signFor(templateOf(leaf, period), public, caCert, caKey)
+	return signFor(templateOf(leaf, period.within(caCert)), public, caCert, caKey)
 }
 
 func parseCA(ca Pair) (*x509.Certificate, *ecdsa.PrivateKey, error) {
