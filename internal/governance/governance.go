@@ -19,6 +19,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/validate/content"
@@ -58,6 +59,15 @@ const (
 	LeadFor = 6 * time.Second
 	// LeadMargin is for how much longer than LeadFor a coordinator lets nobody else lead: clocks do not run equally fast.
 	LeadMargin = 500 * time.Millisecond
+	// OutsideAfter is how long a node of the pool has sent no beat if it counts as outside.
+	OutsideAfter = 20 * time.Second
+	// PulseEvery is the time between two pulses: writes of the Lease by which the hub that leads tells the cloud how
+	// the pool is.
+	PulseEvery = 10 * time.Second
+	// PulseAnnotation, on that Lease, has the PoolState.
+	PulseAnnotation = "atoll.dev/pool-state"
+	// TokenField is that of the Secret of the delegate which has its token.
+	TokenField = "token"
 	// MaxItems bounds the objects of the inventory of a node.
 	MaxItems = 1024
 	// MaxPoolItems bounds the objects of the inventory of a pool.
@@ -81,6 +91,25 @@ const (
 // CASecret returns the name of the Secret with the CA of a pool: ca.crt, whose first certificate is the one that
 // signs, and the others are trusted as long as they are valid, and ca.key.
 func CASecret(pool string) string { return "ca-" + pool }
+
+// Delegate returns the name, in Namespace, of the ServiceAccount as which the hub that leads a pool speaks for the pool
+// in the cloud, and of the Secret with its token, which all nodes of the pool may read.
+func Delegate(pool string) string { return "delegate-" + pool }
+
+// pulsePrefix begins the names of pulses.
+const pulsePrefix = "pool-"
+
+// Pulse returns the name, in Namespace, of the Lease with the pulse of a pool.
+func Pulse(pool string) string { return pulsePrefix + pool }
+
+// PoolOfPulse returns the pool of a Lease in Namespace; "" if it is no pulse.
+func PoolOfPulse(lease string) string {
+	pool, is := strings.CutPrefix(lease, pulsePrefix)
+	if !is {
+		return ""
+	}
+	return pool
+}
 
 // Kind is a kind of objects that hubs upload.
 type Kind struct {
@@ -186,6 +215,8 @@ type Beat struct {
 	// Digest is that of its inventory, and PoolDigest that of the inventory of the pool; "" if it has none.
 	Digest     string `json:"digest"`
 	PoolDigest string `json:"poolDigest,omitempty"`
+	// IsRefused tells whether the kubelet of the node refuses the hub, so that people have no logs and exec there.
+	IsRefused bool `json:"isRefused,omitempty"`
 }
 
 // BeatAnswer is the answer to a Beat.
@@ -196,6 +227,28 @@ type BeatAnswer struct {
 	IsPoolKnown bool `json:"isPoolKnown,omitempty"`
 	// Leads is true if the hub leads, for LeadFor from when it has sent the beat. A later answer replaces this one.
 	Leads bool `json:"leads,omitempty"`
+	// Pool is how the pool is, if the hub leads; nil if the coordinator does not know it yet.
+	Pool *PoolState `json:"pool,omitempty"`
+}
+
+// maxNamed bounds each list of a PoolState. With the longest names, both fit into an annotation.
+const maxNamed = 400
+
+// PoolState is how a pool is, as its coordinator sees it. The lists are sorted, and have the first 400 names.
+type PoolState struct {
+	// Outside are the nodes that have sent no beat for OutsideAfter.
+	Outside []string `json:"outside,omitempty"`
+	// Refused are the nodes whose kubelets refuse their hubs.
+	Refused []string `json:"refused,omitempty"`
+}
+
+// NewPoolState returns the state with these nodes, in any order.
+func NewPoolState(outside, refused []string) *PoolState {
+	first := func(names []string) []string {
+		slices.Sort(names)
+		return names[:min(len(names), maxNamed)]
+	}
+	return &PoolState{Outside: first(outside), Refused: first(refused)}
 }
 
 // Inventory has all objects that a coordinator should have of a node, or all of the pool.

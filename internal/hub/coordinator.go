@@ -35,9 +35,11 @@ const (
 )
 
 // newPool returns the hub's part in the governance of its pool.
-func newPool(discovery *pool.Discovery, p *proxy.Proxy, cloud *uplink.Uplink, node *nodeCertificate, log logr.Logger) *pool.Pool {
+func newPool(nodeName string, discovery *pool.Discovery, p *proxy.Proxy, cloud *uplink.Uplink, node *nodeCertificate, people *poolAccess, log logr.Logger) *pool.Pool {
 	return pool.New(pool.Options{
-		Source: p.NewInventory(), PoolSource: p.NewPoolInventory(), Addresses: discovery.Addresses, Changed: discovery.Changed(),
+		NodeName: nodeName, PoolName: discovery.PoolName, Send: cloud.RoundTrip,
+		IsRefused: func() bool { return people.Refusal() != nil },
+		Source:    p.NewInventory(), PoolSource: p.NewPoolInventory(), Addresses: discovery.Addresses, Changed: discovery.Changed(),
 		HasCloud: func() bool {
 			e, _ := cloud.Evidence()
 			return e.State == uplink.Online
@@ -60,6 +62,9 @@ func (a *poolAccess) status() *Access {
 		return nil
 	}
 	s := &Access{Address: address, Certificate: certificateOf(a.certificate.State())}
+	if problem == nil {
+		problem = a.Refusal()
+	}
 	if problem != nil {
 		s.Problem = problem.Error()
 	}

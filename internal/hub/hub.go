@@ -156,8 +156,8 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed 
 	}
 	p.LearnKept()
 	discovery := pool.NewDiscovery(c.NodeName, log.WithName("pool"))
-	governed := newPool(discovery, p, cloud, node, log.WithName("pool"))
 	people := newAccess(c, cmp.Or(changed.access, fmt.Sprintf(":%d", governance.HubPort)), discovery, p, send, log.WithName("access"))
+	governed := newPool(c.NodeName, discovery, p, cloud, node, people, log.WithName("pool"))
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.Listen)
 	if err != nil {
 		return fmt.Errorf("listening for clients: %w", err)

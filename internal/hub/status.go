@@ -60,7 +60,7 @@ type Cloud struct {
 
 // Access is the port for the API server of the pool's coordinator.
 type Access struct {
-	// Address is where it is served, "" if it is not, and Problem why not.
+	// Address is where it is served, "" if it is not, and Problem why not, or why the kubelet refuses what comes there.
 	Address     string      `json:"address,omitempty"`
 	Problem     string      `json:"problem,omitempty"`
 	Certificate Certificate `json:"certificate"`
@@ -234,10 +234,13 @@ func (s *Status) Write(w io.Writer, now time.Time) error {
 	} else if c != nil {
 		fmt.Fprintf(w, "coordinator of the pool: not up to date for %s: %s\n", ago(c.Since), strings.ReplaceAll(c.Reason, "\n", "; "))
 	}
+	if c := s.Coordinator; c != nil && c.Pulse != "" {
+		fmt.Fprintf(w, "the cloud does not hear how the pool is: %s\n", strings.ReplaceAll(c.Pulse, "\n", "; "))
+	}
 	if a := s.Access; a != nil && a.Problem == "" {
 		fmt.Fprintf(w, "logs and exec by the coordinator of the pool: served at %s, certificate until %s\n", a.Address, a.Certificate.Expires.UTC().Format(time.RFC3339))
 	} else if a != nil {
-		fmt.Fprintf(w, "logs and exec by the coordinator of the pool: not served: %s\n", strings.ReplaceAll(a.Problem, "\n", "; "))
+		fmt.Fprintf(w, "logs and exec by the coordinator of the pool do not work: %s\n", strings.ReplaceAll(a.Problem, "\n", "; "))
 	}
 	if !s.Removed.IsZero() {
 		fmt.Fprintf(w, "cache: files of the hub's directory were removed while it runs, noticed %s ago\n", ago(s.Removed))

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/time/rate"
 	appsv1 "k8s.io/api/apps/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -243,6 +244,8 @@ func (p *parts) newManager(config *rest.Config) (ctrl.Manager, error) {
 		&apps.UnitedDeployment{}: {Transform: p.budgets.slimUnitedDeployment},
 		// Only the pods of coordinators are cached whole.
 		&corev1.Pod{}: {Namespaces: map[string]cache.Config{governance.Namespace: {}}},
+		// The pulses of pools.
+		&coordinationv1.Lease{}: {Namespaces: map[string]cache.Config{governance.Namespace: {}}},
 		// The manager has no permission for other ConfigMaps.
 		&corev1.ConfigMap{}: {
 			Namespaces: map[string]cache.Config{c.Namespace: {}},

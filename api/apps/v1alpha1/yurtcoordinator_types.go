@@ -68,7 +68,7 @@ type YurtCoordinatorStatus struct {
 	// +optional
 	Version string `json:"version,omitempty"`
 
-	// conditions has Pending, CertsReady and Ready.
+	// conditions has Pending, CertsReady, Ready and PodAccess.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -80,8 +80,9 @@ type YurtCoordinatorStatus struct {
 	// +listType=atomic
 	DelegatedNodes []string `json:"delegatedNodes,omitempty"`
 
-	// outsidePoolNodes are nodes of the pool that cannot reach the coordinator. Not
-	// written yet.
+	// outsidePoolNodes are nodes of the pool from which the cloud hears, and the
+	// coordinator has not heard for 20 seconds. Empty while the pool is silent, which
+	// PodAccess says.
 	// +optional
 	// +listType=atomic
 	OutsidePoolNodes []string `json:"outsidePoolNodes,omitempty"`
@@ -120,6 +121,9 @@ const (
 	// ConditionCertsReady: the certificates of the coordinator are there, for the node on
 	// which it runs.
 	ConditionCertsReady = "CertsReady"
+	// ConditionPodAccess: logs and exec work on all nodes of the pool that the coordinator
+	// hears from. Unknown while no hub of the pool says so.
+	ConditionPodAccess = "PodAccess"
 )
 
 // Reasons of conditions of a YurtCoordinator.
@@ -146,4 +150,10 @@ const (
 	ReasonPodNotReady = "PodNotReady"
 	// ReasonPodReady: the pod of the coordinator is Ready.
 	ReasonPodReady = "PodReady"
+	// ReasonPoolSilent: no hub of the pool reaches both the cloud and the coordinator.
+	ReasonPoolSilent = "PoolSilent"
+	// ReasonKubeletsAccept: no kubelet of the pool refuses its hub.
+	ReasonKubeletsAccept = "KubeletsAccept"
+	// ReasonKubeletsRefuse: kubelets of the pool refuse their hubs.
+	ReasonKubeletsRefuse = "KubeletsRefuse"
 )

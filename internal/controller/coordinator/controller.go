@@ -5,6 +5,7 @@
 //   - deploy: writes the UnitedDeployment with a pool for each coordinator that is deployed, and its Service. Without
 //     any, it deletes both. With another CA the pod is made anew.
 //   - certify: writes the Secrets with the certificates of the coordinator.
+//   - delegate: writes what lets the hubs of the pool tell the cloud how the pool is.
 //   - report: writes the status, by which hubs find the coordinator.
 //
 // What a coordinator has is derived from what exists, in each pass: after a restart nothing has to be remembered, and
@@ -30,6 +31,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	decide "github.com/atoll-k8s/atoll/internal/domain/coordinator"
@@ -37,6 +39,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/machinery/pace"
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
+	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
 	"github.com/atoll-k8s/atoll/internal/machinery/watch"
 )
 
@@ -66,6 +69,9 @@ type Reconciler struct {
 
 	// statuses bounds status writes by coordinator.
 	statuses pace.ByName
+	// pulses are what the pools say, and fallen starts passes for those that are silent.
+	pulses pulses
+	fallen trigger.Source[ctrl.Request]
 }
 
 // scope is what one pass observed and did.
@@ -80,9 +86,10 @@ type scope struct {
 	exists   bool
 	// decision is that about coordinator.
 	decision decide.Decision
-	// nodes are those of its pool, sorted, and addresses has theirs.
+	// nodes are those of its pool, sorted, and addresses has theirs. heard has those from which the cloud hears.
 	nodes     []string
 	addresses map[string]string
+	heard     map[string]bool
 	// pod is that of the coordinator; nil if there is none.
 	pod *corev1.Pod
 	// clusterIP is that of the Service, nodesCA the CAs of nodes' certificates, and ca those of the pool.
@@ -92,6 +99,8 @@ type scope struct {
 	caKey []byte
 	// certified: all Secrets are there for the node of the pod.
 	certified bool
+	// pool is what the pool says; nil if it is silent.
+	pool *governance.PoolState
 	// failed is the error of a phase, for the condition. isTooEarly: the pool is new, and nothing is reported yet.
 	failed     error
 	isTooEarly bool
@@ -114,11 +123,19 @@ func (s *scope) address() string {
 // +kubebuilder:rbac:roleName=atoll-manager-coordinator,namespace=atoll-pools,groups="",resources=secrets,verbs=get;create;update;delete
 // +kubebuilder:rbac:roleName=atoll-manager-coordinator,namespace=atoll-pools,groups="",resources=services,verbs=get;create;update;delete
 // +kubebuilder:rbac:roleName=atoll-manager-coordinator,namespace=atoll-pools,groups=apps.openyurt.io,resources=uniteddeployments,verbs=get;create;update;delete
+// +kubebuilder:rbac:roleName=atoll-manager-coordinator,namespace=atoll-pools,groups="",resources=serviceaccounts,verbs=get;create;update;delete
+// +kubebuilder:rbac:roleName=atoll-manager-coordinator,namespace=atoll-pools,groups="",resources=serviceaccounts/token,verbs=create
+// +kubebuilder:rbac:roleName=atoll-manager-coordinator,namespace=atoll-pools,groups=rbac.authorization.k8s.io,resources=roles;rolebindings,verbs=get;create;update;delete
+// +kubebuilder:rbac:roleName=atoll-manager-coordinator,namespace=atoll-pools,groups=coordination.k8s.io,resources=leases,verbs=get;list;watch;create;update;patch;delete
 // +kubebuilder:rbac:roleName=atoll-manager-coordinator,namespace=kube-system,groups="",resources=configmaps,resourceNames=extension-apiserver-authentication,verbs=get
 
 // SetupWithManager registers the controller. All passes write the one UnitedDeployment, so there is one at a time.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
+	if err := mgr.Add(manager.RunnableFunc(r.listen)); err != nil {
+		return err
+	}
 	return watch.Add(ctrl.NewControllerManagedBy(mgr).Named("coordinator"), r.watches()).
+		WatchesRawSource(&r.fallen).
 		WithOptions(controller.Options{MaxConcurrentReconciles: 1}).
 		Complete(phase.Backoff[ctrl.Request](r))
 }
@@ -134,7 +151,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		s.coordinator = nil
 		r.statuses.Forget(req.Name)
 	}
-	return phase.Run(ctx, s, r.noting(r.observe), r.noting(r.certifyCA), r.noting(r.deploy), r.noting(r.certify), r.report, r.again)
+	return phase.Run(ctx, s, r.noting(r.observe), r.noting(r.certifyCA), r.noting(r.deploy), r.noting(r.certify), r.noting(r.delegate), r.report, r.again)
 }
 
 // isOf reports whether a coordinator is that of the pass.
@@ -184,6 +201,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 			return err
 		}
 		s.decision = decide.Decide(s.coordinator, &s.observed)
+		s.pool = r.pulses.state(s.coordinator.Spec.NodePool, r.Clock.Now())
 	}
 	s.isObserved = true
 	return nil
@@ -214,7 +232,7 @@ func (r *Reconciler) observePool(ctx context.Context, s *scope, pool *apps.NodeP
 		return phase.Wait("the nodes of the pool, which are not counted yet", countedAfter)
 	}
 	if own {
-		s.nodes, s.addresses = pool.Status.Nodes, map[string]string{}
+		s.nodes, s.addresses, s.heard = pool.Status.Nodes, map[string]string{}, map[string]bool{}
 	}
 	observed := decide.Pool{Nodes: len(pool.Status.Nodes)}
 	if !own { // what else there is of others matters in their own passes
@@ -233,7 +251,7 @@ func (r *Reconciler) observePool(ctx context.Context, s *scope, pool *apps.NodeP
 		if isAutonomous(node) {
 			observed.Autonomous = append(observed.Autonomous, name)
 		}
-		s.addresses[name] = addressOf(node)
+		s.addresses[name], s.heard[name] = addressOf(node), isHeard(node)
 	}
 	s.observed.Pools[pool.Name] = observed
 	return nil
@@ -243,6 +261,13 @@ func isAutonomous(node *corev1.Node) bool {
 	return slices.ContainsFunc(autonomyAnnotations, func(key string) bool {
 		value := node.Annotations[key]
 		return value != "" && value != "false" && value != "0"
+	})
+}
+
+// isHeard reports whether the cloud hears from a node itself, whatever that says.
+func isHeard(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status != corev1.ConditionUnknown
 	})
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -44,6 +45,9 @@ type site struct {
 	clock  *testingclock.FakeClock
 	events *events.FakeRecorder
 	writes []string
+	// tokens are the requests of tokens, and accounts begins the UIDs of ServiceAccounts.
+	tokens   []*authenticationv1.TokenRequest
+	accounts string
 	// refuse returns the error of a write; nil lets the write through.
 	refuse func(write string) error
 }
@@ -74,6 +78,9 @@ func newSite(t *testing.T, objects ...client.Object) *site {
 				return err
 			}
 			o.SetUID(types.UID("uid of " + o.GetName()))
+			if _, is := o.(*corev1.ServiceAccount); is {
+				o.SetUID(types.UID(s.accounts) + o.GetUID())
+			}
 			if service, is := o.(*corev1.Service); is {
 				service.Spec.ClusterIP = "10.96.0.7"
 			}
@@ -94,6 +101,18 @@ func newSite(t *testing.T, objects ...client.Object) *site {
 				return err
 			}
 			return c.Delete(ctx, o) // the fake client has no preconditions
+		},
+		SubResourceCreate: func(_ context.Context, _ client.Client, name string, o, body client.Object, _ ...client.SubResourceCreateOption) error {
+			if err := written("create "+name, o); err != nil {
+				return err
+			}
+			request, is := body.(*authenticationv1.TokenRequest)
+			if !is {
+				return fmt.Errorf("%T is created", body)
+			}
+			s.tokens = append(s.tokens, request)
+			request.Status.Token, request.Status.ExpirationTimestamp = fmt.Sprint("token ", len(s.tokens)), metav1.NewTime(s.clock.Now().Add(time.Duration(*request.Spec.ExpirationSeconds)*time.Second))
+			return nil
 		},
 		SubResourcePatch: func(ctx context.Context, c client.Client, name string, o client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
 			if err := written("patch "+name, o); err != nil {
@@ -524,7 +543,7 @@ func TestOwners(t *testing.T) {
 			t.Errorf("the owner of %s is %v", secrets.Items[i].Name, owner)
 		}
 	}
-	if len(secrets.Items) != 3 {
+	if len(secrets.Items) != 4 {
 		t.Errorf("there are %d Secrets", len(secrets.Items))
 	}
 }
@@ -620,6 +639,8 @@ func TestWatches(t *testing.T) {
 	moved := node("a", "10.0.0.9")
 	labelled := node("a", "10.0.0.1")
 	labelled.Labels["other"] = "label"
+	ready := node("a", "10.0.0.1")
+	ready.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionFalse}}
 	readier := pool("edge", "a", "b", "c")
 	readier.Status.ReadyNode = 3
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: governance.Namespace, Name: "p", Labels: map[string]string{apps.PoolNameLabel: "site"}}}
@@ -631,6 +652,7 @@ func TestWatches(t *testing.T) {
 		"a coordinator is created":          {after: c, want: "one"},
 		"it is deleted":                     {before: c, want: "one two"},
 		"a node changes its address":        {before: node("a", "10.0.0.1"), after: moved, want: "one two"},
+		"the cloud loses a node":            {before: ready, after: node("a", "10.0.0.1"), want: "one two"},
 		"a node changes another label":      {before: node("a", "10.0.0.1"), after: labelled},
 		"a node joins the pool":             {before: pool("edge", "a"), after: pool("edge", "a", "b"), want: "one two"},
 		"a node of the pool becomes Ready":  {before: pool("edge", "a", "b", "c"), after: readier},

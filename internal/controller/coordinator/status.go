@@ -2,6 +2,8 @@ package coordinator
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -20,7 +22,7 @@ func setStatus(s *scope) {
 		conditions.Set(&status.Conditions, s.coordinator.Generation, kind, is, reason, conditions.Bounded(message))
 	}
 	if !s.isObserved {
-		for _, kind := range []string{apps.ConditionPending, apps.ConditionCertsReady, apps.ConditionReady} {
+		for _, kind := range []string{apps.ConditionPending, apps.ConditionCertsReady, apps.ConditionReady, apps.ConditionPodAccess} {
 			set(kind, metav1.ConditionUnknown, apps.ReasonObservationFailed, messageOf(s.failed))
 		}
 		return
@@ -51,6 +53,40 @@ func setStatus(s *scope) {
 		ready, reason, message = metav1.ConditionFalse, apps.ReasonPodNotReady, fmt.Sprintf("its pod %q on node %q is not Ready: %s", s.pod.Name, s.pod.Spec.NodeName, whyNotReady(s.pod))
 	}
 	set(apps.ConditionReady, ready, reason, message)
+	setPool(status, s, set)
+}
+
+// setPool sets what the pool itself says.
+func setPool(status *apps.YurtCoordinatorStatus, s *scope, set func(kind string, is metav1.ConditionStatus, reason, message string)) {
+	status.OutsidePoolNodes = nil
+	switch {
+	case !s.decision.IsDeployed:
+		set(apps.ConditionPodAccess, metav1.ConditionUnknown, s.decision.Reason, s.decision.Message)
+		return
+	case s.pool == nil && s.failed != nil:
+		set(apps.ConditionPodAccess, metav1.ConditionUnknown, apps.ReasonWriteFailed, messageOf(s.failed))
+		return
+	case s.pool == nil:
+		set(apps.ConditionPodAccess, metav1.ConditionUnknown, apps.ReasonPoolSilent, "no hub of the pool says how it is: none reaches both the cloud and the coordinator")
+		return
+	}
+	for _, node := range s.pool.Outside {
+		if s.heard[node] {
+			status.OutsidePoolNodes = append(status.OutsidePoolNodes, node)
+		}
+	}
+	var refused []string
+	for _, node := range s.pool.Refused {
+		if slices.Contains(s.nodes, node) {
+			refused = append(refused, node)
+		}
+	}
+	if len(refused) == 0 {
+		set(apps.ConditionPodAccess, metav1.ConditionTrue, apps.ReasonKubeletsAccept, "no kubelet of the pool refuses its hub")
+		return
+	}
+	set(apps.ConditionPodAccess, metav1.ConditionFalse, apps.ReasonKubeletsRefuse, fmt.Sprintf(
+		"logs and exec do not work on nodes whose kubelets need authentication.webhook.enabled, authorization.mode Webhook, and a kubeconfig that leads to the hub: %s", strings.Join(refused, ", ")))
 }
 
 // setPlace sets where the coordinator is, and what hubs need to find it.

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -32,6 +33,7 @@ func (r *Reconciler) watches() []watch.Watch {
 		})},
 		{Object: &apps.NodePool{}, Predicates: []predicate.Predicate{poolChanged}, Handler: ofPool(client.Object.GetName)},
 		{Object: &corev1.Node{}, Predicates: []predicate.Predicate{nodeChanged}, Handler: ofPool(func(o client.Object) string { return o.GetLabels()[apps.NodePoolLabel] })},
+		{Object: &coordinationv1.Lease{}, Handler: r.onPulse()},
 		{Object: &corev1.Pod{}, Handler: ofPool(func(o client.Object) string { return o.GetLabels()[apps.PoolNameLabel] })},
 		// Its pools may be of coordinators that were deleted while no manager ran.
 		{Object: &apps.UnitedDeployment{}, Predicates: []predicate.Predicate{predicate.NewPredicateFuncs(isShared), predicate.GenerationChangedPredicate{}}, Handler: handler.EnqueueRequestsFromMapFunc(
@@ -69,9 +71,9 @@ var poolChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 	return !ok || !beforeOK || !slices.Equal(before.Status.Nodes, after.Status.Nodes) || (before.DeletionTimestamp == nil) != (after.DeletionTimestamp == nil)
 }}
 
-// nodeChanged accepts updates that change the address of a node, its pool or its annotations.
+// nodeChanged accepts updates that change the address of a node, its pool or its annotations, or whether it is heard.
 var nodeChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 	before, beforeOK := e.ObjectOld.(*corev1.Node)
 	after, ok := e.ObjectNew.(*corev1.Node)
-	return !ok || !beforeOK || addressOf(before) != addressOf(after) || before.Labels[apps.NodePoolLabel] != after.Labels[apps.NodePoolLabel] || !maps.Equal(before.Annotations, after.Annotations)
+	return !ok || !beforeOK || addressOf(before) != addressOf(after) || isHeard(before) != isHeard(after) || before.Labels[apps.NodePoolLabel] != after.Labels[apps.NodePoolLabel] || !maps.Equal(before.Annotations, after.Annotations)
 }}

@@ -73,13 +73,14 @@ type Writer struct {
 
 	mu         sync.Mutex
 	leadership *leadership.Leadership
+	sessions   *leadership.Sessions
 }
 
 // New returns a writer to a storage. own is the node of the coordinator, "" if it is not known, and nodes returns the
 // names of the nodes of the pool.
 func New(storage Storage, own string, nodes func() ([]string, error), limits records.Limits, log logr.Logger) *Writer {
 	w := &Writer{storage: storage, nodes: nodes, limits: limits, log: log, now: time.Now, turn: make(chan struct{}, 1)}
-	w.leadership = leadership.New(own, w.now())
+	w.leadership, w.sessions = leadership.New(own, w.now()), leadership.NewSessions(w.now())
 	return w
 }
 
@@ -261,7 +262,10 @@ func (w *Writer) beat(node string, r *http.Request) (answer governance.BeatAnswe
 		return answer, err
 	}
 	w.mu.Lock()
-	answer.Leads = w.leadership.Beat(node, &beat, w.now())
+	w.sessions.Beat(node, &beat, w.now())
+	if answer.Leads = w.leadership.Beat(node, &beat, w.now()); answer.Leads {
+		answer.Pool = w.sessions.State(*w.pool.Load(), w.now())
+	}
 	w.mu.Unlock()
 	return answer, w.with(r.Context(), func(_ context.Context, s *records.Set) error {
 		answer.IsKnown, answer.IsPoolKnown = s.Beat(node, beat.Digest, w.now()), s.IsPoolKnown(beat.PoolDigest)

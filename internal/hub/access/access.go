@@ -25,6 +25,9 @@ import (
 const (
 	// lookEvery is the time between two looks at whether the port can be served, and is served still with reason.
 	lookEvery = 2 * time.Second
+	// tryEvery is the time between two tries whether the kubelet lets the hub in, retryAfter that after one that it has
+	// refused, and tryWithin bounds one. A kubelet remembers for 30 seconds what it has refused.
+	tryEvery, retryAfter, tryWithin = 5 * time.Minute, 30 * time.Second, 10 * time.Second
 	// maxConnections bounds the connections of all clients: each log, exec, attach and port-forward is one.
 	maxConnections = 256
 )
@@ -38,6 +41,8 @@ type Kubelet interface {
 	Open(is bool)
 	// Pass passes a request on, which was checked.
 	Pass(w http.ResponseWriter, r *http.Request)
+	// Try returns why the kubelet refuses such requests; nil if it does not, or is not there.
+	Try(ctx context.Context) error
 }
 
 // Options configure a Port.
@@ -61,6 +66,7 @@ type Port struct {
 	mu      sync.Mutex
 	address string // at which it is served; "" while it is closed
 	problem error  // why it is closed
+	refusal error  // why the kubelet refuses what comes to the port; nil if it does not
 }
 
 // New returns a port that Run serves.
@@ -71,6 +77,13 @@ func (p *Port) State() (address string, problem error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.address, p.problem
+}
+
+// Refusal returns why the kubelet refuses what comes to the port; nil if it does not, or that is not known.
+func (p *Port) Refusal() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.refusal
 }
 
 // Run serves the port while there are a CA and a certificate, until ctx is done. An address that is in use is tried again.
@@ -98,7 +111,7 @@ func (p *Port) Run(ctx context.Context) {
 func (p *Port) settle(address string, problem error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.address, p.problem = address, problem
+	p.address, p.problem, p.refusal = address, problem, nil
 }
 
 // ready returns why the port cannot be served.
@@ -144,6 +157,7 @@ func (p *Port) serve(ctx context.Context) error {
 	p.o.Kubelet.Open(true)
 	defer p.o.Kubelet.Open(false)
 	go p.watch(ctx, cancel)
+	go p.try(ctx)
 	err = port.Serve(ctx, listener)
 	cancel(err)
 	requests.Wait()
@@ -165,6 +179,33 @@ func (p *Port) watch(ctx context.Context, cancel context.CancelCauseFunc) {
 		}
 		if err := p.ready(); err != nil {
 			cancel(err)
+		}
+	}
+}
+
+// try learns from time to time whether the kubelet lets the hub in: who misses its logs looks for the reason in the
+// cloud, before the cut.
+func (p *Port) try(ctx context.Context) {
+	for {
+		within, cancel := context.WithTimeout(ctx, tryWithin)
+		err := p.o.Kubelet.Try(within)
+		cancel()
+		p.mu.Lock()
+		if ctx.Err() == nil {
+			if err != nil && p.refusal == nil {
+				p.o.Log.Info("People cannot use logs and exec of this node at the pool's coordinator", "reason", err.Error())
+			}
+			p.refusal = err
+		}
+		p.mu.Unlock()
+		pause := tryEvery
+		if err != nil {
+			pause = retryAfter
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
 		}
 	}
 }

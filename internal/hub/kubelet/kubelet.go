@@ -157,6 +157,22 @@ func refusal(response *http.Response) error {
 	return nil
 }
 
+// Try asks the kubelet for what the pool's API server asks it for, too, and returns why the kubelet refuses the hub; nil if it
+// does not, or cannot be asked.
+func (k *Kubelet) Try(ctx context.Context) error {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+k.address+"/metrics/resource", nil)
+	if err != nil {
+		return nil //nolint:nilerr // the address is that of all requests
+	}
+	r.Header.Set("Authorization", "Bearer "+k.token)
+	response, err := k.transport.RoundTrip(r)
+	if err != nil {
+		return nil //nolint:nilerr // it does not run
+	}
+	defer response.Body.Close()
+	return refusal(response)
+}
+
 // Open says whether requests of the pool's API server are passed on. A kubelet remembers for some minutes what it was
 // allowed.
 func (k *Kubelet) Open(is bool) { k.open.Store(is) }

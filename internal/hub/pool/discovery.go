@@ -58,6 +58,13 @@ func (d *Discovery) Addresses() []string {
 	return all
 }
 
+// PoolName returns the name of the node's pool; "" if it is in none, or that is not known.
+func (d *Discovery) PoolName() string {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return d.pool
+}
+
 // Changed has a value when a coordinator of the pool has changed.
 func (d *Discovery) Changed() <-chan struct{} { return d.changed }
 
@@ -85,9 +92,7 @@ func (d *Discovery) Run(ctx context.Context, follow filter.Follower) {
 	})
 	for ctx.Err() == nil {
 		inner, cancel := context.WithCancel(ctx)
-		d.mu.RLock()
-		pool := d.pool
-		d.mu.RUnlock()
+		pool := d.PoolName()
 		var following sync.WaitGroup
 		if pool != "" {
 			following.Go(func() {

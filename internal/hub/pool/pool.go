@@ -1,5 +1,5 @@
 // Package pool keeps the coordinator of the node's pool up to date with what the hub keeps of its node and, while the
-// hub leads, with what belongs to the pool. It must not know how objects are kept, nor how the coordinator is connected to.
+// hub leads, with what belongs to the pool, and tells the cloud how the pool is. It must not know how objects are kept, nor how the coordinator is connected to.
 //
 // Every governance.BeatEvery it compares what is kept with what the coordinator was told last, so that it
 // does not matter what happened meanwhile to either of them. Without a coordinator nothing else of the hub
@@ -64,9 +64,16 @@ type Options struct {
 	Addresses func() []string
 	// Changed has a value when Addresses returns others: the next round begins at once.
 	Changed <-chan struct{}
-	// Transport sends requests as the node.
+	// Transport sends requests to the coordinator as the node.
 	Transport http.RoundTripper
-	Log       logr.Logger
+	// Send sends a request to the cloud, as the node or with the credentials that it has.
+	Send func(r *http.Request, asNode bool) (*http.Response, error)
+	// IsRefused tells whether the kubelet of the node refuses the hub.
+	IsRefused func() bool
+	// NodeName is the name of the node, and PoolName returns that of its pool; "" if it is in none.
+	NodeName string
+	PoolName func() string
+	Log      logr.Logger
 }
 
 // Pool is the hub's part in the governance of its pool. Run does the work.
@@ -88,6 +95,9 @@ type Pool struct {
 
 	mu     sync.Mutex
 	status *Status
+	// state is how the pool is, by the last answer to the hub that leads, and pulseProblem why the cloud does not hear of it.
+	state        *governance.PoolState
+	pulseProblem string
 }
 
 // told is what the coordinator is told of a Source.
@@ -120,6 +130,8 @@ type Status struct {
 	Reason string    `json:"reason,omitempty"`
 	// Leads is whether the hub leads its pool.
 	Leads bool `json:"leads,omitempty"`
+	// Pulse is why the cloud does not hear from the hub, while it leads, how the pool is; "" if it does.
+	Pulse string `json:"pulse,omitempty"`
 	// Objects is the number of objects that it should have, Waiting that of those that are not uploaded yet, and
 	// Refused that of those that it refuses.
 	Objects int `json:"objects"`
@@ -130,9 +142,17 @@ type Status struct {
 // New returns the pool of a hub.
 func New(o Options) *Pool {
 	p := &Pool{options: o, client: &http.Client{Transport: o.Transport}, now: time.Now, session: rand.Text(), refused: map[governance.Item]time.Time{}}
-	p.lead = lead{do: o.PoolSource.Follow, now: func() time.Time { return p.now() }}
+	p.lead = lead{do: p.follow, now: func() time.Time { return p.now() }}
 	p.node, p.pool = told{source: o.Source, path: governance.InventoryPath}, told{source: o.PoolSource, path: governance.PoolInventoryPath}
 	return p
+}
+
+// follow is what the hub does while it leads.
+func (p *Pool) follow(ctx context.Context) {
+	var running sync.WaitGroup
+	running.Go(func() { p.options.PoolSource.Follow(ctx) })
+	running.Go(func() { p.pulse(ctx) })
+	running.Wait()
 }
 
 // Status returns what is known of the coordinator; nil if there is none.
@@ -143,7 +163,9 @@ func (p *Pool) Status() *Status {
 		return nil
 	}
 	status := *p.status
-	status.Leads = p.lead.Leads()
+	if status.Leads = p.lead.Leads(); status.Leads {
+		status.Pulse = p.pulseProblem
+	}
 	return &status
 }
 
@@ -308,13 +330,16 @@ func (p *Pool) find(ctx context.Context, addresses []string) (answer governance.
 func (p *Pool) beat(ctx context.Context) (answer governance.BeatAnswer, err error) {
 	p.number++
 	p.beaten = p.now()
-	beat := governance.Beat{Session: p.session, Number: p.number, HasCloud: p.options.HasCloud(), Digest: p.node.digest(), PoolDigest: p.pool.digest()}
+	beat := governance.Beat{Session: p.session, Number: p.number, HasCloud: p.options.HasCloud(), Digest: p.node.digest(), PoolDigest: p.pool.digest(), IsRefused: p.options.IsRefused()}
 	if !beat.HasCloud {
 		p.lead.answered(p.beaten, false)
 	}
 	if err := p.post(ctx, governance.BeatPath, beat, &answer); err != nil {
 		return answer, err
 	}
+	p.mu.Lock()
+	p.state = answer.Pool
+	p.mu.Unlock()
 	p.lead.answered(p.beaten, answer.Leads)
 	return answer, nil
 }

@@ -59,6 +59,8 @@ type coordinator struct {
 	ofPool     map[governance.Ref]governance.Item
 	poolDigest string
 	beats      []governance.Beat
+	// pool is what it says of the pool.
+	pool *governance.PoolState
 	// at is the address at which it answers, and code what it answers to uploads; 0 means that it takes them.
 	at   string
 	also []string
@@ -87,7 +89,7 @@ func (c *coordinator) RoundTrip(r *http.Request) (*http.Response, error) {
 			return nil, err
 		}
 		c.beats = append(c.beats, beat)
-		return answer(http.StatusOK, governance.BeatAnswer{IsKnown: beat.Digest == c.digest, IsPoolKnown: beat.PoolDigest == c.poolDigest, Leads: c.leads && beat.HasCloud})
+		return answer(http.StatusOK, governance.BeatAnswer{IsKnown: beat.Digest == c.digest, IsPoolKnown: beat.PoolDigest == c.poolDigest, Leads: c.leads && beat.HasCloud, Pool: c.pool})
 	case governance.InventoryPath, governance.PoolInventoryPath:
 		var inventory governance.Inventory
 		if err := json.Unmarshal(body, &inventory); err != nil {
@@ -134,7 +136,10 @@ func (c *coordinator) RoundTrip(r *http.Request) (*http.Response, error) {
 func newPool(n node, c *coordinator) *Pool { return newLeader(n, &wide{node: node{}}, c) }
 
 func newLeader(n node, w *wide, c *coordinator) *Pool {
-	return New(Options{Source: n, PoolSource: w, HasCloud: func() bool { return true }, Addresses: func() []string { return []string{"a:1", "b:1"} }, Transport: c, Log: logr.Discard()})
+	return New(Options{
+		Source: n, PoolSource: w, HasCloud: func() bool { return true }, Addresses: func() []string { return []string{"a:1", "b:1"} }, Transport: c, Log: logr.Discard(),
+		NodeName: "a", PoolName: func() string { return "edge" }, IsRefused: func() bool { return false }, Send: (&tokens{token: "x", accepted: "x"}).send,
+	})
 }
 
 // turn is one round of Run, and returns its error and whether a coordinator has answered.

@@ -1,0 +1,155 @@
+package pool
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/atoll-k8s/atoll/internal/governance"
+)
+
+// maxAnswer bounds what is read of an answer of the cloud, in bytes.
+const maxAnswer = 1 << 20
+
+// delegate speaks for the pool in the cloud, as a ServiceAccount whose token the nodes of the pool may read. It is not
+// safe for concurrent use.
+type delegate struct {
+	// send sends a request to the cloud, as the node or with the token that it has.
+	send func(r *http.Request, asNode bool) (*http.Response, error)
+	// of is the pool of the token.
+	of, token string
+}
+
+// do sends a request for a pool, with the token that was read last, and once more with a new one if the cloud does not take
+// that.
+func (d *delegate) do(ctx context.Context, pool, method, path string, body []byte) error {
+	for isNew := false; ; isNew = true {
+		if d.token == "" || d.of != pool || isNew {
+			if err := d.read(ctx, pool); err != nil {
+				return err
+			}
+			isNew = true
+		}
+		code, answer, err := d.ask(ctx, method, path, body, d.token)
+		if err != nil || code/100 == 2 {
+			return err
+		}
+		if code != http.StatusUnauthorized || isNew {
+			return fmt.Errorf("%s %s as %s: the cloud answers %d: %s", method, path, governance.Delegate(pool), code, messageOf(answer))
+		}
+	}
+}
+
+// read reads the token of a pool.
+func (d *delegate) read(ctx context.Context, pool string) error {
+	d.of, d.token = pool, ""
+	name := governance.Delegate(pool)
+	code, answer, err := d.ask(ctx, http.MethodGet, "/api/v1/namespaces/"+governance.Namespace+"/secrets/"+name, nil, "")
+	if err != nil {
+		return err
+	}
+	if code != http.StatusOK {
+		return fmt.Errorf("reading the token of %s: the cloud answers %d: %s", name, code, messageOf(answer))
+	}
+	var secret corev1.Secret
+	if json.Unmarshal(answer, &secret) != nil || len(secret.Data[governance.TokenField]) == 0 { // the error could have a part of the token
+		return fmt.Errorf("reading the token of %s: there is none in the Secret yet", name)
+	}
+	d.token = string(secret.Data[governance.TokenField])
+	return nil
+}
+
+// ask asks with a token, or as the node with "".
+func (d *delegate) ask(ctx context.Context, method, path string, body []byte, token string) (code int, answer []byte, err error) {
+	ctx, cancel := context.WithTimeout(ctx, sendWithin)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, method, path, bytes.NewReader(body))
+	if err != nil {
+		return 0, nil, err
+	}
+	r.Header.Set("Accept", "application/json")
+	if body != nil {
+		r.Header.Set("Content-Type", "application/merge-patch+json")
+	}
+	if token != "" {
+		r.Header.Set("Authorization", "Bearer "+token)
+	}
+	response, err := d.send(r, token == "")
+	if err != nil {
+		return 0, nil, fmt.Errorf("asking the cloud: %w", err)
+	}
+	defer response.Body.Close()
+	answer, err = io.ReadAll(io.LimitReader(response.Body, maxAnswer))
+	if err != nil {
+		return 0, nil, fmt.Errorf("asking the cloud: %w", err)
+	}
+	return response.StatusCode, answer, nil
+}
+
+// messageOf returns why the cloud refuses something.
+func messageOf(answer []byte) string {
+	var status metav1.Status
+	if json.Unmarshal(answer, &status) != nil {
+		return ""
+	}
+	return status.Message
+}
+
+// pulse tells the cloud, while the hub leads, that the pool is there, and how it is.
+func (p *Pool) pulse(ctx context.Context) {
+	d := &delegate{send: p.options.Send}
+	ticker := time.NewTicker(governance.PulseEvery)
+	defer ticker.Stop()
+	for {
+		err := p.sendPulse(ctx, d)
+		if ctx.Err() != nil {
+			return
+		}
+		p.mu.Lock()
+		before := p.pulseProblem
+		p.pulseProblem = ""
+		if err != nil {
+			p.pulseProblem = err.Error()
+		}
+		if p.pulseProblem != before {
+			p.options.Log.Info("Whether the cloud hears how the pool is has changed", "isHeard", err == nil, "reason", p.pulseProblem)
+		}
+		p.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+// sendPulse writes the Lease of the pool. What the coordinator does not know yet stays as it is there.
+func (p *Pool) sendPulse(ctx context.Context, d *delegate) error {
+	pool := p.options.PoolName()
+	if pool == "" { // the node has just left it
+		return nil
+	}
+	p.mu.Lock()
+	state := p.state
+	p.mu.Unlock()
+	lease := map[string]any{"spec": map[string]any{"holderIdentity": p.options.NodeName, "renewTime": metav1.NewMicroTime(p.now())}}
+	if state != nil {
+		text, err := json.Marshal(state)
+		if err != nil {
+			return err
+		}
+		lease["metadata"] = map[string]any{"annotations": map[string]string{governance.PulseAnnotation: string(text)}}
+	}
+	text, err := json.Marshal(lease)
+	if err != nil {
+		return err
+	}
+	return d.do(ctx, pool, http.MethodPatch, "/apis/coordination.k8s.io/v1/namespaces/"+governance.Namespace+"/leases/"+governance.Pulse(pool), text)
+}

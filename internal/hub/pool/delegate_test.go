@@ -1,0 +1,147 @@
+package pool
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/atoll-k8s/atoll/internal/governance"
+)
+
+// tokens is a cloud that has the Secret with the token of the pool's delegate, and takes pulses with it.
+type tokens struct {
+	mu sync.Mutex
+	// token is what the Secret has, and accepted the one that is valid.
+	token, accepted string
+	// code is the answer to pulses; 0 takes them. hangs: nothing is answered.
+	code  int
+	hangs bool
+	asked []string
+}
+
+func (c *tokens) send(r *http.Request, asNode bool) (*http.Response, error) {
+	var body []byte
+	if r.Body != nil {
+		body, _ = io.ReadAll(r.Body)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	authorization := r.Header.Get("Authorization")
+	c.asked = append(c.asked, strings.TrimSpace(fmt.Sprintf("%s %s %s", r.Method, r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:], body)))
+	if c.hangs {
+		c.mu.Unlock()
+		<-r.Context().Done()
+		c.mu.Lock()
+		return nil, r.Context().Err()
+	}
+	answer := func(code int, content any) (*http.Response, error) {
+		text, err := json.Marshal(content)
+		return &http.Response{StatusCode: code, Body: io.NopCloser(strings.NewReader(string(text)))}, err
+	}
+	switch {
+	case r.Method == http.MethodGet && asNode && authorization == "" && r.URL.Path == "/api/v1/namespaces/atoll-pools/secrets/delegate-edge":
+		return answer(http.StatusOK, corev1.Secret{Data: map[string][]byte{"token": []byte(c.token)}})
+	case asNode || r.URL.Path != "/apis/coordination.k8s.io/v1/namespaces/atoll-pools/leases/pool-edge" || r.Header.Get("Content-Type") != "application/merge-patch+json":
+		return answer(http.StatusBadRequest, map[string]string{"message": "unexpected"})
+	case authorization != "Bearer "+c.accepted:
+		return answer(http.StatusUnauthorized, map[string]string{"message": "Unauthorized"})
+	case c.code != 0:
+		return answer(c.code, map[string]string{"message": "no"})
+	}
+	return answer(http.StatusOK, struct{}{})
+}
+
+// take returns what was asked since the last call.
+func (c *tokens) take() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := strings.Join(c.asked, "\n")
+	c.asked = nil
+	return all
+}
+
+// TestPulses: while the hub leads, and only then, the cloud hears from it every ten seconds, and what the coordinator says of
+// the pool. A token that is not valid any more is read again.
+func TestPulses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, c := newLeaderRig(t), &tokens{token: "first", accepted: "first"}
+		l.pool.options.Send = c.send
+		run := func(seconds int) string {
+			t.Helper()
+			for range seconds / 2 {
+				if err := l.next(); err != nil {
+					t.Error(err)
+				}
+			}
+			return c.take()
+		}
+		l.coordinator.leads = false
+		if got := run(30); got != "" {
+			t.Errorf("a hub that does not lead asks %s", got)
+		}
+		l.coordinator.leads = true
+		got := run(2)
+		if !strings.HasPrefix(got, "GET delegate-edge\nPATCH pool-edge {\"spec\":{\"holderIdentity\":\"a\",\"renewTime\":\"") || strings.Count(got, "\n") != 1 {
+			t.Errorf("a hub that begins to lead asks %s", got)
+		}
+		l.coordinator.pool = governance.NewPoolState([]string{"b"}, []string{"a"})
+		if got := run(20); strings.Count(got, "PATCH") != 2 || strings.Contains(got, "GET") || !strings.Contains(got, `"atoll.dev/pool-state":"{\"outside\":[\"b\"],\"refused\":[\"a\"]}"`) {
+			t.Errorf("in 20 s it asks %s", got)
+		}
+		c.token, c.accepted = "second", "second"
+		if got := run(10); strings.Count(got, "PATCH") != 2 || strings.Count(got, "GET") != 1 || l.pool.Status().Pulse != "" {
+			t.Errorf("with another token it asks %s, and says %q", got, l.pool.Status().Pulse)
+		}
+		c.accepted = "third"
+		if got := run(10); strings.Count(got, "PATCH") != 2 || strings.Count(got, "GET") != 1 || !strings.Contains(l.pool.Status().Pulse, "the cloud answers 401: Unauthorized") {
+			t.Errorf("with a token that is not taken it asks %s, and says %q", got, l.pool.Status().Pulse)
+		}
+		c.token, c.code = "third", http.StatusForbidden
+		if run(10); !strings.Contains(l.pool.Status().Pulse, "as delegate-edge: the cloud answers 403: no") {
+			t.Errorf("a pulse that is refused is told as %q", l.pool.Status().Pulse)
+		}
+		c.code, c.token = 0, ""
+		c.accepted = "fourth"
+		if run(10); !strings.Contains(l.pool.Status().Pulse, "there is none in the Secret yet") {
+			t.Errorf("a token that is missing is told as %q", l.pool.Status().Pulse)
+		}
+		c.token, c.hangs = "fourth", true
+		if run(20); !strings.Contains(l.pool.Status().Pulse, "deadline exceeded") || !l.pool.lead.Leads() {
+			t.Errorf("a cloud that hangs is told as %q; the hub leads: %t", l.pool.Status().Pulse, l.pool.lead.Leads())
+		}
+		c.hangs = false
+		if run(20); l.pool.Status().Pulse != "" {
+			t.Errorf("later it says %q", l.pool.Status().Pulse)
+		}
+		l.hasCloud = false
+		run(2)
+		if got := run(30); got != "" || l.pool.Status().Pulse != "" {
+			t.Errorf("a hub that does not lead any more asks %s", got)
+		}
+	})
+}
+
+// TestABeatSaysThatTheKubeletRefuses the hub.
+func TestABeatSaysThatTheKubeletRefuses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, isRefused := newLeaderRig(t), false
+		l.pool.options.IsRefused = func() bool { return isRefused }
+		for _, isRefused = range []bool{false, true, false} {
+			if err := l.next(); err != nil {
+				t.Error(err)
+			}
+			if beat := l.coordinator.beats[len(l.coordinator.beats)-1]; beat.IsRefused != isRefused {
+				t.Errorf("the beat is %+v", beat)
+			}
+			time.Sleep(time.Second)
+		}
+	})
+}
