@@ -178,6 +178,12 @@ func TestLeader(t *testing.T) {
 	if len(r.memory.records) != 1 || r.memory.records[namespace].Node != "a" {
 		t.Errorf("the records are %v", r.memory.records)
 	}
+	if beat("b", true, governance.OutsideAfter-time.Second).Pool != nil || beat("a", true, governance.OutsideAfter-time.Second).Pool != nil {
+		t.Error("somebody hears of the pool before each hub had the time to come")
+	}
+	if beat("b", true, start+2*time.Second).Pool != nil {
+		t.Error("a hub that does not lead hears of the pool")
+	}
 	if beat("a", false, start+2*time.Second).Leads || !beat("b", true, start+2*time.Second).Leads {
 		t.Error("a hub without the cloud is not followed by the other one")
 	}
@@ -186,9 +192,12 @@ func TestLeader(t *testing.T) {
 	if r.memory.records[namespace].Node != "a" {
 		t.Error("the same version is stored again for another leader")
 	}
+	if state := beat("b", true, 2*governance.OutsideAfter).Pool; state == nil || len(state.Outside) != 1 || state.Outside[0] != "a" {
+		t.Errorf("the hub that leads hears %+v of the pool", state)
+	}
 	r.memory.err = errors.New("etcd hangs")
 	r.send("system:node:a", "PUT", webPath, pod("web", "a", 1))
-	if !beat("b", true, start+3*time.Second).Leads {
+	if !beat("b", true, 2*governance.OutsideAfter+time.Second).Leads {
 		t.Error("what fails in etcd ends the leadership")
 	}
 }

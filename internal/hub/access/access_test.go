@@ -40,6 +40,9 @@ type node struct {
 	// caMissing and now are what the port sees.
 	caMissing error
 	now       time.Time
+	// refuses is whether the kubelet refuses everybody, and tried how often the port has tried that itself.
+	refuses bool
+	tried   int
 }
 
 func newCA(t *testing.T) certs.Pair {
@@ -52,9 +55,12 @@ func newCA(t *testing.T) certs.Pair {
 }
 
 // start serves a port at an address.
-func start(t *testing.T, address string) *node {
+func start(t *testing.T, address string, changes ...func(*node)) *node {
 	t.Helper()
 	n := &node{T: t, ca: newCA(t), now: time.Now()}
+	for _, change := range changes {
+		change(n)
+	}
 	kubeletServer := httptest.NewTLSServer(http.HandlerFunc(n.kubelet))
 	t.Cleanup(kubeletServer.Close)
 	file := filepath.Join(t.TempDir(), "kubelet.crt")
@@ -103,8 +109,17 @@ func start(t *testing.T, address string) *node {
 // kubelet streams what it gets back, in capitals, if it is asked for a stream.
 func (n *node) kubelet(w http.ResponseWriter, r *http.Request) {
 	n.mu.Lock()
-	n.passed = append(n.passed, r)
+	refuses := n.refuses
+	if r.Header.Get("User-Agent") == "Go-http-client/1.1" && r.URL.Path == "/metrics/resource" { // whom ask() speaks for has none
+		n.tried++
+	} else {
+		n.passed = append(n.passed, r)
+	}
 	n.mu.Unlock()
+	if refuses {
+		http.Error(w, "Unauthorized", http.StatusUnauthorized)
+		return
+	}
 	protocol := r.Header.Get("Upgrade")
 	if protocol == "" {
 		_, _ = io.WriteString(w, "first\n")
@@ -357,6 +372,34 @@ func TestStreamsPassBothWays(t *testing.T) {
 	n.mu.Unlock()
 	n.until(true)
 	n.stream("POST", "/exec/default/web-0/c", "SPDY/3.1") // it is open when the test, as the hub, ends
+}
+
+// TestAKubeletThatRefusesTheHub is known before people miss their logs, until the port is closed.
+func TestAKubeletThatRefusesTheHub(t *testing.T) {
+	for _, refuses := range []bool{false, true} {
+		n := start(t, "127.0.0.1:0", func(n *node) { n.refuses = refuses })
+		n.until(true)
+		build.Eventually(t, "the kubelet is tried", func() bool {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			return n.tried > 0
+		})
+		if refuses {
+			build.Eventually(t, "what the kubelet says is known", func() bool {
+				err := n.port.Refusal()
+				return err != nil && strings.Contains(err.Error(), "authentication.webhook.enabled") && strings.Contains(err.Error(), "Unauthorized")
+			})
+		} else if err := n.port.Refusal(); err != nil {
+			t.Error(err)
+		}
+		n.mu.Lock()
+		n.caMissing = ErrNoCoordinator
+		n.mu.Unlock()
+		n.until(false)
+		if err := n.port.Refusal(); err != nil {
+			t.Errorf("with the port closed: %v", err)
+		}
+	}
 }
 
 // TestAPortThatIsInUse is tried again.

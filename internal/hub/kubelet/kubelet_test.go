@@ -177,10 +177,16 @@ func TestPassedRequestsFail(t *testing.T) {
 	if code, text := pass(); code != http.StatusServiceUnavailable || !strings.Contains(text, "serving certificate") {
 		t.Errorf("without the kubelet's certificate the answer is %d %s", code, text)
 	}
+	if err := k.Try(t.Context()); err != nil {
+		t.Errorf("a kubelet that cannot be asked refuses the hub: %v", err)
+	}
 	if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if code, text := pass(); code != http.StatusServiceUnavailable || !strings.Contains(text, "authentication.webhook.enabled") || !strings.Contains(text, "user=atoll:hub") || strings.Contains(text, k.token) {
 		t.Errorf("if the kubelet does not ask the hub, the answer is %d %s", code, text)
+	}
+	if err := k.Try(t.Context()); err == nil || !strings.Contains(err.Error(), "authentication.webhook.enabled") || strings.Contains(err.Error(), k.token) {
+		t.Errorf("a kubelet that refuses the hub is told as %v", err)
 	}
 }
