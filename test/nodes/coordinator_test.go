@@ -69,6 +69,7 @@ func TestTheCoordinatorOnRealNodes(t *testing.T) {
 		{"a pool gets its coordinator", (*poolRig).testDeployed},
 		{"people look and act in the pool, cut off", (*poolRig).testPeople},
 		{"the hubs' pool ports are for the coordinator only", (*poolRig).testPoolPorts},
+		{"the cloud knows how the pool is", (*poolRig).testPulse},
 		{"its node dies", (*poolRig).testDeadNode},
 		{"nothing is left of it", (*poolRig).testDeleted},
 	} {
