@@ -62,7 +62,7 @@ type randomKind struct {
 // objects can be deleted. The invariants of the other pods hold.
 func TestRandomObjects(t *testing.T) {
 	tier.All(t, "random objects for 40 s and more")
-	f := newFixtureOfItsOwn(t, atoll.Options{Gangs: true})
+	f := newFixtureOfItsOwn(t, atoll.Options{Gangs: true}.WithCoordinators())
 	f.lastsUpTo(*randomTime + 20*time.Minute)
 	f.group("random-a", 2)
 	f.group("random-b", 2)
@@ -174,6 +174,8 @@ func randomValues() map[string][]any {
 		"key":                 {"random", "example.com/key"},
 		"effect":              {"NoSchedule", "PreferNoSchedule"}, // NoExecute would evict the pods of other policies
 		"minMember":           {int64(1), int64(2)},
+		"nodePool":            {"random-0", "random-1", "random-2", "none", "No"},
+		"version":             {"v1.36.3", "1.35.0", "v1.20.0", "latest"},
 	}
 }
 
