@@ -5,6 +5,7 @@ package object
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -47,7 +48,7 @@ type Object struct {
 	Version uint64
 	// NodeName is the node that a pod is bound to.
 	NodeName string
-	// Names are the ConfigMaps and the ServiceAccount that a pod names, each once, in order.
+	// Names are the ConfigMaps, the Secrets and the ServiceAccount that a pod names, each once, in order.
 	Names []governance.Ref
 }
 
@@ -61,7 +62,7 @@ func Read(ref governance.Ref, body []byte) (*Object, error) {
 	}
 	decoded, gvk, err := codecs.UniversalDeserializer().Decode(body, nil, nil)
 	if err != nil {
-		return nil, fmt.Errorf("reading %s: %w", ref, err)
+		return nil, fmt.Errorf("reading %s: %w", ref, told(ref, err))
 	}
 	kind, _ := governance.KindOf(ref.Resource)
 	if want := schema.FromAPIVersionAndKind(kind.APIVersion, kind.Kind); *gvk != want {
@@ -76,7 +77,7 @@ func Read(ref governance.Ref, body []byte) (*Object, error) {
 		_, _, err = codecs.UniversalDeserializer().Decode(text, nil, nil)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s cannot be shown: %w", ref, err)
+		return nil, fmt.Errorf("%s cannot be shown: %w", ref, told(ref, err))
 	}
 	if node, is := decoded.(*corev1.Node); is && node.Status.DaemonEndpoints.KubeletEndpoint.Port != governance.HubPort {
 		return nil, fmt.Errorf("%s has the port %d for its kubelet, which its hub does not have", ref, node.Status.DaemonEndpoints.KubeletEndpoint.Port)
@@ -100,9 +101,20 @@ func Read(ref governance.Ref, body []byte) (*Object, error) {
 		o.NodeName, o.Names = pod.Spec.NodeName, named(pod)
 	}
 	if len(o.Names) > maxNames {
-		return nil, fmt.Errorf("%s names %d ConfigMaps, more than %d", ref, len(o.Names), maxNames)
+		return nil, fmt.Errorf("%s names %d ConfigMaps and Secrets, more than %d", ref, len(o.Names), maxNames)
 	}
 	return o, nil
+}
+
+// errUntold stands for why a Secret cannot be decoded.
+var errUntold = errors.New("it is not told why, because that could tell what is in it")
+
+// told returns the error of a decoder, which may quote what it has read, for logs and answers.
+func told(ref governance.Ref, err error) error {
+	if ref.Resource == governance.Secrets {
+		return errUntold
+	}
+	return err
 }
 
 // named returns what a pod names.
@@ -119,10 +131,16 @@ func named(pod *corev1.Pod) []governance.Ref {
 		account = "default"
 	}
 	add("serviceaccounts", account)
+	for _, secret := range pod.Spec.ImagePullSecrets {
+		add(governance.Secrets, secret.Name)
+	}
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
 		if v.ConfigMap != nil {
 			add("configmaps", v.ConfigMap.Name)
+		}
+		if v.Secret != nil {
+			add(governance.Secrets, v.Secret.SecretName)
 		}
 		if v.Projected == nil {
 			continue
@@ -131,6 +149,9 @@ func named(pod *corev1.Pod) []governance.Ref {
 			if source := v.Projected.Sources[i].ConfigMap; source != nil {
 				add("configmaps", source.Name)
 			}
+			if source := v.Projected.Sources[i].Secret; source != nil {
+				add(governance.Secrets, source.Name)
+			}
 		}
 	}
 	ofContainer := func(env []corev1.EnvVar, from []corev1.EnvFromSource) {
@@ -138,10 +159,16 @@ func named(pod *corev1.Pod) []governance.Ref {
 			if value := env[i].ValueFrom; value != nil && value.ConfigMapKeyRef != nil {
 				add("configmaps", value.ConfigMapKeyRef.Name)
 			}
+			if value := env[i].ValueFrom; value != nil && value.SecretKeyRef != nil {
+				add(governance.Secrets, value.SecretKeyRef.Name)
+			}
 		}
 		for i := range from {
 			if from[i].ConfigMapRef != nil {
 				add("configmaps", from[i].ConfigMapRef.Name)
+			}
+			if from[i].SecretRef != nil {
+				add(governance.Secrets, from[i].SecretRef.Name)
 			}
 		}
 	}

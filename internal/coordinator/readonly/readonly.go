@@ -41,11 +41,19 @@ var resources = map[string]string{
 	"ClusterRole": "clusterroles", "ClusterRoleBinding": "clusterrolebindings",
 }
 
-// runner has a client of User, and one of somebody else who may do everything.
-type runner struct{ own, other dynamic.Interface }
+// secretsRole is the ClusterRole with what people may do with Secrets.
+const secretsRole = "atoll.dev:people-secrets"
 
-// Run applies the objects again and again until ctx is done. config is that of User.
-func Run(ctx context.Context, config *rest.Config, log logr.Logger) error {
+// runner has a client of User, and one of somebody else who may do everything.
+type runner struct {
+	own, other dynamic.Interface
+	// hasSecrets tells whether people may read Secrets.
+	hasSecrets func() bool
+}
+
+// Run applies the objects again and again until ctx is done. config is that of User, and hasSecrets tells whether the
+// API server has Secrets.
+func Run(ctx context.Context, config *rest.Config, hasSecrets func() bool, log logr.Logger) error {
 	others := rest.CopyConfig(config)
 	others.Impersonate = rest.ImpersonationConfig{UserName: User + "-try", Groups: []string{"system:masters"}}
 	own, err := dynamic.NewForConfig(config)
@@ -56,7 +64,7 @@ func Run(ctx context.Context, config *rest.Config, log logr.Logger) error {
 	if err != nil {
 		return fmt.Errorf("making a client of the API server: %w", err)
 	}
-	r := &runner{own, other}
+	r := &runner{own, other, hasSecrets}
 	for last := "it was not tried yet"; ; {
 		pause, reason := applyEvery, ""
 		if err := r.apply(ctx); err != nil {
@@ -94,6 +102,9 @@ func (r *runner) apply(ctx context.Context) error {
 				return err
 			}
 			isEnforced = true
+		}
+		if object.GetName() == secretsRole && gvk.Kind == "ClusterRole" && !r.hasSecrets() {
+			object.Object["rules"] = []any{}
 		}
 		resource := schema.GroupVersionResource{Group: gvk.Group, Version: gvk.Version, Resource: resources[gvk.Kind]}
 		if _, err := r.own.Resource(resource).Apply(ctx, object.GetName(), object, metav1.ApplyOptions{FieldManager: User, Force: true}); err != nil {

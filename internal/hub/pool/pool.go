@@ -17,6 +17,7 @@ import (
 	"maps"
 	mathrand "math/rand/v2"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -375,6 +376,10 @@ func (p *Pool) put(ctx context.Context, source Source, ref governance.Ref) error
 	}
 	code, reason, err := p.send(ctx, http.MethodPut, ref.Path(), body, nil)
 	kind, _ := governance.KindOf(ref.Resource)
+	named := fmt.Sprintf("%s: the coordinator answers %d: %s", ref, code, reason)
+	if ref.Resource == governance.Secrets { // every process of the node may ask for the status, which has the error
+		named = fmt.Sprintf("a Secret: the coordinator answers %d", code)
+	}
 	switch {
 	case err != nil:
 		return err
@@ -385,7 +390,7 @@ func (p *Pool) put(ctx context.Context, source Source, ref governance.Ref) error
 	case code == http.StatusForbidden, code == http.StatusUnprocessableEntity, code == http.StatusInsufficientStorage:
 		return &refusal{errors.New(reason)}
 	default:
-		return fmt.Errorf("uploading %s: the coordinator answers %d: %s", ref, code, reason)
+		return fmt.Errorf("uploading %s", named)
 	}
 }
 
@@ -417,8 +422,11 @@ func (p *Pool) send(ctx context.Context, method, path string, body []byte, answe
 		return 0, "", err
 	}
 	response, err := p.client.Do(r)
+	if e := (*url.Error)(nil); errors.As(err, &e) {
+		err = e.Err // without the path, which may name a Secret
+	}
 	if err != nil {
-		return 0, "", fmt.Errorf("asking the coordinator: %w", err)
+		return 0, "", fmt.Errorf("asking the coordinator at %s: %w", p.at, err)
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
