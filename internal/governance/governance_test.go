@@ -43,6 +43,7 @@ func TestKeysAreThoseOfAnAPIServer(t *testing.T) {
 		"/registry/serviceaccounts/default/builder": {"serviceaccounts", "default", "builder"},
 		"/registry/configmaps/default/kube-root-ca": {"configmaps", "default", "kube-root-ca"},
 		"/registry/secrets/default/tls":             {"secrets", "default", "tls"},
+		"/registry/apps.openyurt.io/nodepools/edge": {"nodepools", "", "edge"},
 		"/registry/namespaces/default":              {"namespaces", "", "default"},
 		"/registry/services/specs/default/web":      {"services", "default", "web"},
 		"/registry/endpointslices/default/web-x7":   {"endpointslices", "default", "web-x7"},

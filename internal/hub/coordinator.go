@@ -37,7 +37,7 @@ const (
 // newPool returns the hub's part in the governance of its pool.
 func newPool(discovery *pool.Discovery, p *proxy.Proxy, cloud *uplink.Uplink, node *nodeCertificate, log logr.Logger) *pool.Pool {
 	return pool.New(pool.Options{
-		Source: p.NewInventory(discovery.AsksForSecrets), PoolSource: p.NewPoolInventory(), Addresses: discovery.Addresses, Changed: discovery.Changed(),
+		Source: p.NewInventory(discovery.AsksForSecrets), PoolSource: p.NewPoolInventory(discovery.Pool), Pool: discovery.Pool, Addresses: discovery.Addresses, Changed: discovery.Changed(),
 		HasCloud: func() bool {
 			e, _ := cloud.Evidence()
 			return e.State == uplink.Online

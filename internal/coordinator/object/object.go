@@ -13,11 +13,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 
+	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/governance"
 	"github.com/atoll-k8s/atoll/internal/machinery/budget"
 )
@@ -28,6 +30,7 @@ var codecs = func() serializer.CodecFactory {
 	utilruntime.Must(corev1.AddToScheme(scheme))
 	utilruntime.Must(coordinationv1.AddToScheme(scheme))
 	utilruntime.Must(discoveryv1.AddToScheme(scheme))
+	utilruntime.Must(apps.AddToScheme(scheme))
 	return serializer.NewCodecFactory(scheme)
 }()
 
@@ -68,7 +71,18 @@ func Read(ref governance.Ref, body []byte) (*Object, error) {
 	if want := schema.FromAPIVersionAndKind(kind.APIVersion, kind.Kind); *gvk != want {
 		return nil, fmt.Errorf("%s is a %s of %s, not a %s of %s", ref, gvk.Kind, gvk.GroupVersion(), want.Kind, want.GroupVersion())
 	}
-	if size := budget.SizeOf(decoded); size > maxMemory {
+	size := budget.SizeOf(decoded)
+	if _, is := decoded.(*apps.NodePool); is { // which an API server reads without knowing its type, with all fields
+		whole, _, err := unstructured.UnstructuredJSONScheme.Decode(body, nil, nil)
+		if err != nil {
+			return nil, fmt.Errorf("reading %s: %w", ref, err)
+		}
+		if _, is := whole.(*unstructured.Unstructured); !is {
+			return nil, fmt.Errorf("%s has items: an API server could read a list", ref)
+		}
+		size = budget.SizeOf(whole)
+	}
+	if size > maxMemory {
 		return nil, fmt.Errorf("%s takes %d bytes of memory, more than %d", ref, size, maxMemory)
 	}
 	// Protobuf can carry what JSON cannot.

@@ -189,6 +189,37 @@ func FuzzRead(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, body []byte) { _, _ = Read(webRef, body) })
 }
 
+// TestReadNodePool: an API server reads one without knowing its type, and every field of it.
+func TestReadNodePool(t *testing.T) {
+	ref := governance.Ref{Resource: "nodepools", Name: "edge"}
+	body := func(rest string) []byte {
+		return []byte(`{"apiVersion":"apps.openyurt.io/v1alpha1","kind":"NodePool","metadata":{"name":"edge","uid":"1","resourceVersion":"7"}` + rest + `}`)
+	}
+	if got, err := Read(ref, body(`,"spec":{"type":"Edge","later":1},"status":{"readyNode":3}`)); err != nil || got.UID != "1" || got.Version != 7 {
+		t.Errorf("the object is %+v, %v", got, err)
+	}
+	protobuf, err := (&runtime.Unknown{TypeMeta: runtime.TypeMeta{APIVersion: "apps.openyurt.io/v1alpha1", Kind: "NodePool"}, Raw: []byte{10, 0}}).Marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		body []byte
+		says string
+	}{
+		"another type":            {body(`,"spec":{"labels":7}`), "reading nodepools/edge"},
+		"a number without a type": {body(`,"later":1e999`), "reading nodepools/edge"},
+		"a list":                  {body(`,"items":[]`), "has items"},
+		"very many fields":        {body(`,"later":[` + strings.Repeat(`{"a":0},`, 120_000) + `{}]`), "of memory"},
+		"protobuf":                {append([]byte("k8s\x00"), protobuf...), "reading nodepools/edge"},
+		"another version":         {bytes.Replace(body(""), []byte("v1alpha1"), []byte("v1beta1"), 1), "reading nodepools/edge"},
+		"another kind":            {bytes.Replace(body(""), []byte("NodePool"), []byte("YurtCoordinator"), 1), "not a NodePool"},
+	} {
+		if _, err := Read(ref, tc.body); err == nil || !strings.Contains(err.Error(), tc.says) {
+			t.Errorf("%s: Read says %v, want %q", name, err, tc.says)
+		}
+	}
+}
+
 func TestReadWhatBelongsToThePool(t *testing.T) {
 	meta := metav1.ObjectMeta{Namespace: "default", Name: "web", UID: "1", ResourceVersion: "7"}
 	for resource, object := range map[string]runtime.Object{

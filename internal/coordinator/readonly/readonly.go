@@ -1,6 +1,6 @@
 // Package readonly makes the API server of a coordinator one that only shows: a policy refuses every change,
 // also by system:masters, and people with a certificate of the pool may read, and use log, exec, attach and
-// port-forward. objects.yaml has all of it.
+// port-forward. objects.yaml has all of it. It also makes the API server know NodePools.
 package readonly
 
 import (
@@ -32,13 +32,19 @@ const (
 	applyEvery, retryAfter, applyWithin = 30 * time.Second, time.Second, 20 * time.Second
 )
 
-//go:embed objects.yaml
-var objects []byte
+// objects are those to be applied, nodePools the CustomResourceDefinition of NodePools: make generate copies it.
+var (
+	//go:embed objects.yaml
+	objects []byte
+	//go:embed crds/apps.openyurt.io_nodepools.yaml
+	nodePools []byte
+)
 
-// resources are those of the kinds in objects.yaml.
+// resources are those of the kinds of objects.
 var resources = map[string]string{
 	"ValidatingAdmissionPolicy": "validatingadmissionpolicies", "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
 	"ClusterRole": "clusterroles", "ClusterRoleBinding": "clusterrolebindings",
+	"CustomResourceDefinition": "customresourcedefinitions",
 }
 
 // secretsRole is the ClusterRole with what people may do with Secrets.
@@ -82,11 +88,12 @@ func Run(ctx context.Context, config *rest.Config, hasSecrets func() bool, log l
 	}
 }
 
-// apply applies the objects: first the policy, and once it refuses changes what people may do.
+// apply applies the objects: first the policy, and once it refuses changes what people may do. The kinds that an API
+// server does not have by itself come last: what hubs upload of them before is shown from then on.
 func (r *runner) apply(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, applyWithin)
 	defer cancel()
-	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(objects), 4096)
+	decoder := yaml.NewYAMLOrJSONDecoder(io.MultiReader(bytes.NewReader(objects), bytes.NewReader(nodePools)), 4096)
 	for isEnforced := false; ; {
 		object := &unstructured.Unstructured{}
 		err := decoder.Decode(object)

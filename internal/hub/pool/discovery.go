@@ -47,6 +47,13 @@ func NewDiscovery(nodeName string, log logr.Logger) *Discovery {
 	return &Discovery{nodeName: nodeName, log: log, moved: make(chan struct{}, 1), changed: make(chan struct{}, 1)}
 }
 
+// Pool returns the name of the node's pool; "" if it is in none, or that is not known.
+func (d *Discovery) Pool() string {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return d.pool
+}
+
 // Addresses returns where the coordinator may be, as host:port: where it was last, and then the other nodes of the
 // pool. It returns none if the pool has no coordinator.
 func (d *Discovery) Addresses() []string {
@@ -90,9 +97,7 @@ func (d *Discovery) Run(ctx context.Context, follow filter.Follower) {
 	})
 	for ctx.Err() == nil {
 		inner, cancel := context.WithCancel(ctx)
-		d.mu.RLock()
-		pool := d.pool
-		d.mu.RUnlock()
+		pool := d.Pool()
 		var following sync.WaitGroup
 		if pool != "" {
 			following.Go(func() {

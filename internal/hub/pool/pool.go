@@ -60,6 +60,8 @@ type Options struct {
 	PoolSource PoolSource
 	// HasCloud tells whether the hub reaches the cloud.
 	HasCloud func() bool
+	// Pool returns the name of the node's pool. The hub leads no more when that changes.
+	Pool func() string
 	// Addresses returns those at which the coordinator may be, as host:port; none if there is no coordinator. The one
 	// that has answered last is asked first.
 	Addresses func() []string
@@ -79,6 +81,8 @@ type Pool struct {
 	// at is the address that is asked, and first the one at which the coordinator should be: another one is asked first
 	// once, also if at answers still.
 	at, first string
+	// of is the pool of the last round.
+	of string
 	// session and number are those of the last beat, and beaten when it was sent.
 	session string
 	number  uint64
@@ -154,6 +158,11 @@ func (p *Pool) Run(ctx context.Context) {
 	for pause := governance.BeatEvery; ; {
 		addresses := p.options.Addresses()
 		p.begin(len(addresses) > 0)
+		if of := p.options.Pool(); of != p.of {
+			p.of = of
+			p.lead.answered(p.now(), false)
+			p.lead.follow(ctx)
+		}
 		var err error
 		if len(addresses) > 0 {
 			err = p.round(ctx, addresses)
@@ -269,7 +278,7 @@ func (p *Pool) itemsOfPool() (items []governance.Item, problem error) {
 		return nil, nil
 	}
 	if most := governance.MaxPoolItems; len(items) > most {
-		problem = fmt.Errorf("there are %d Namespaces, Services and EndpointSlices, and a coordinator takes the first %d", len(items), most)
+		problem = fmt.Errorf("there are %d NodePools, Namespaces, Services and EndpointSlices, and a coordinator takes the first %d", len(items), most)
 		slices.SortFunc(items, func(a, b governance.Item) int { return a.Compare(b.Ref) })
 		items = items[:most]
 	}

@@ -42,10 +42,12 @@ type wide struct {
 	node
 
 	following bool
+	follows   int
 }
 
 func (w *wide) Follow(ctx context.Context) {
 	w.following = true
+	w.follows++
 	<-ctx.Done()
 	w.following = false
 }
@@ -139,7 +141,7 @@ func (c *coordinator) RoundTrip(r *http.Request) (*http.Response, error) {
 func newPool(n node, c *coordinator) *Pool { return newLeader(n, &wide{node: node{}}, c) }
 
 func newLeader(n node, w *wide, c *coordinator) *Pool {
-	return New(Options{Source: n, PoolSource: w, HasCloud: func() bool { return true }, Addresses: func() []string { return []string{"a:1", "b:1"} }, Transport: c, Log: logr.Discard()})
+	return New(Options{Source: n, PoolSource: w, HasCloud: func() bool { return true }, Addresses: func() []string { return []string{"a:1", "b:1"} }, Pool: func() string { return "edge" }, Transport: c, Log: logr.Discard()})
 }
 
 // turn is one round of Run, and returns its error and whether a coordinator has answered.
