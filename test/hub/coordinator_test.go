@@ -720,6 +720,13 @@ func (r *poolRig) testKills() {
 
 func (r *poolRig) testEmpty() {
 	c := r.coordinator
+	r.kubectl("create", "namespace", "elsewhere")
+	r.eventually("a pod is created in another namespace", func() error { // once its ServiceAccount is there
+		_, err := r.admin.CoreV1().Pods("elsewhere").Create(r.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "away"}, Spec: corev1.PodSpec{
+			NodeName: nodeName, Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}}, Containers: []corev1.Container{{Name: "c", Image: "nginx"}},
+		}}, metav1.CreateOptions{})
+		return err
+	})
 	before := r.podsAreTheSame()
 	online := question{"node", "/api/v1/nodes/" + nodeName, "application/json"}
 	r.cutOff(online)
@@ -745,6 +752,13 @@ func (r *poolRig) testEmpty() {
 	}
 	if _, err := r.people.CoreV1().Services(namespace).Get(r.Context(), "web", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		r.Errorf("without the cloud nobody leads, and a Service is there: %v", err)
+	}
+	// Its Namespace is not there, which the API server looks for before it asks the policy.
+	if err := r.people.CoreV1().Pods("elsewhere").Delete(r.Context(), "away", metav1.DeleteOptions{}); err == nil {
+		r.Error("a pod whose Namespace is not there can be deleted")
+	}
+	if _, err := r.people.CoreV1().Pods("elsewhere").Get(r.Context(), "away", metav1.GetOptions{}); err != nil {
+		r.Errorf("after a refused deletion, the pod is read: %v", err)
 	}
 	r.Logf("empty, started, and full again after %s, without the cloud", time.Since(began).Round(100*time.Millisecond))
 }
