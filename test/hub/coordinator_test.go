@@ -94,6 +94,7 @@ func TestCoordinator(t *testing.T) {
 		{"a coordinator that starts empty is full again, also without the cloud", (*poolRig).testEmpty},
 		{"what belongs to the pool is there again once a hub has the cloud", (*poolRig).poolIsTheSame},
 		{"Secrets are there while they are asked for", (*poolRig).testSecrets},
+		{"200 objects of each kind are the same, byte for byte", (*poolRig).testObjects},
 		{"etcd is full for a while", (*poolRig).testFull},
 	} {
 		t.Run(part.name, func(t *testing.T) {
