@@ -31,6 +31,10 @@ sync() {
 "$controller_gen" crd:generateEmbeddedObjectMeta=true paths=./api/... output:crd:dir="$new/crds"
 go run ./hack/crdtrim "$new/crds/apps.openyurt.io_uniteddeployments.yaml"
 sync "$new/crds" charts/atoll/files/crds
+# Those of the kinds that are shown at the coordinator of a pool.
+mkdir "$new/shown"
+cp "$new/crds/apps.openyurt.io_nodepools.yaml" "$new/shown/"
+sync "$new/shown" internal/coordinator/readonly/crds
 
 # The manager's roles, from the markers beside the code that needs each permission. A
 # marker with namespace=atoll-system becomes a Role; the chart replaces the namespace by

@@ -55,6 +55,7 @@ func run(ctx context.Context, args []string) error {
 		flags.StringVar(&o.KeyFile, "tls-private-key-file", "/etc/atoll/server/tls.key", "the file with its key")
 		flags.StringVar(&o.ClientCAFile, "client-ca-file", "/etc/atoll/nodes/ca.crt", "the file with the CAs of nodes' certificates")
 		flags.StringVar(&o.NodesFile, "nodes-file", "/etc/atoll/nodes/names", "the file with the names of the pool's nodes, one a line")
+		flags.StringVar(&o.UploadFile, "upload-file", "/etc/atoll/upload", "the file with the kinds in spec.upload of the YurtCoordinator, one a line; none if it does not exist")
 		flags.StringVar(&o.Kubeconfig, "kubeconfig", "/run/atoll/kubeconfig", "the kubeconfig for the API server in this pod, as prepare has written it")
 		flags.StringVar(&o.UsageListen, "usage-listen", "127.0.0.1:10272", "the address and port, on loopback, at which the API server in this pod asks for metrics.k8s.io")
 		flags.StringVar(&o.FrontProxyCAFile, "front-proxy-ca-file", "/run/atoll/front-proxy-ca.crt", "the file with the CA of the certificate that it shows there, as prepare has written it")

@@ -53,9 +53,10 @@ type WriteOptions struct {
 	NodeName string
 	// Etcd is the endpoint of etcd.
 	Etcd string
-	// CertFile and KeyFile have the serving certificate, ClientCAFile the CAs of nodes' certificates, and NodesFile
-	// the names of the pool's nodes, one a line.
-	CertFile, KeyFile, ClientCAFile, NodesFile string
+	// CertFile and KeyFile have the serving certificate, ClientCAFile the CAs of nodes' certificates, NodesFile the names
+	// of the pool's nodes, one a line, and UploadFile what spec.upload of the YurtCoordinator has: nothing if there is
+	// no such file.
+	CertFile, KeyFile, ClientCAFile, NodesFile, UploadFile string
 	// Kubeconfig is that of readonly.User, for the API server of the pod.
 	Kubeconfig string
 	// UsageListen is the address and port on loopback at which the API server of the pod asks for metrics.k8s.io, and
@@ -80,7 +81,8 @@ func Write(ctx context.Context, o WriteOptions) error {
 		return fmt.Errorf("making a client of etcd: %w", err)
 	}
 	defer etcd.Close()
-	w := writer.New(writer.NewEtcd(etcd), o.NodeName, func() ([]string, error) { return readNodes(o.NodesFile) }, writer.DefaultLimits, o.Log)
+	nodes, uploads := func() ([]string, error) { return readNodes(o.NodesFile) }, func() ([]string, error) { return readUploads(o.UploadFile) }
+	w := writer.New(writer.NewEtcd(etcd), o.NodeName, nodes, uploads, writer.DefaultLimits, o.Log)
 	port := &bounded.Port{
 		Name: "uploads", Address: o.Listen, Handler: w.Handler(), Connections: maxConnections, NoOwnProbes: true, Streams: maxStreams,
 		RequestTime: requestTime, ResponseTime: responseTime, Log: o.Log,
@@ -101,12 +103,12 @@ func Write(ctx context.Context, o WriteOptions) error {
 			cancel()
 		})
 	}
-	beside(func() error { return readonly.Run(ctx, config, o.Log) })
+	beside(func() error { return readonly.Run(ctx, config, w.TakesSecrets, o.Log) })
 	beside(func() error {
 		return usage.Run(ctx, usage.Options{
 			Listen: o.UsageListen, TLS: func() (*tls.Config, error) { return o.tls(o.FrontProxyCAFile) }, Config: config,
 			CertFile: o.HubCertFile, KeyFile: o.HubKeyFile, CAFile: o.PoolCAFile,
-			Nodes: func() ([]string, error) { return readNodes(o.NodesFile) }, Log: o.Log,
+			Nodes: nodes, Log: o.Log,
 		})
 	})
 	err = port.Start(ctx)
@@ -145,4 +147,13 @@ func readNodes(path string) ([]string, error) {
 		return nil, errors.New("the file is empty")
 	}
 	return strings.Fields(string(text)), nil
+}
+
+// readUploads reads what is to be uploaded beside what always is, one kind a line.
+func readUploads(path string) ([]string, error) {
+	text, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	return strings.Fields(string(text)), err
 }

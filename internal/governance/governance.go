@@ -133,12 +133,17 @@ var (
 		"pods":            {APIVersion: "v1", Kind: "Pod", IsNamespaced: true, IsOfNode: true, prefix: "pods"},
 		"serviceaccounts": {APIVersion: "v1", Kind: "ServiceAccount", IsNamespaced: true, prefix: "serviceaccounts"},
 		"configmaps":      {APIVersion: "v1", Kind: "ConfigMap", IsNamespaced: true, prefix: "configmaps"},
+		"secrets":         {APIVersion: "v1", Kind: "Secret", IsNamespaced: true, prefix: "secrets"},
+		"nodepools":       {APIVersion: "apps.openyurt.io/v1alpha1", Kind: "NodePool", IsOfPool: true, prefix: "apps.openyurt.io/nodepools"},
 		"namespaces":      {APIVersion: "v1", Kind: "Namespace", IsOfPool: true, prefix: "namespaces"},
 		"services":        {APIVersion: "v1", Kind: "Service", IsNamespaced: true, IsOfPool: true, prefix: "services/specs"},
 		"endpointslices":  {APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice", IsNamespaced: true, IsOfPool: true, prefix: "endpointslices"},
 	}
-	resources = []string{"nodes", "leases", "pods", "serviceaccounts", "configmaps", "namespaces", "services", "endpointslices"}
+	resources = []string{"nodes", "leases", "pods", "serviceaccounts", "configmaps", "secrets", "nodepools", "namespaces", "services", "endpointslices"}
 )
+
+// Secrets is the resource that is uploaded only where the YurtCoordinator asks for it.
+const Secrets = "secrets"
 
 // KindOf returns the kind of a resource.
 func KindOf(resource string) (Kind, bool) {

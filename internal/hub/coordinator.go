@@ -37,9 +37,8 @@ const (
 // newPool returns the hub's part in the governance of its pool.
 func newPool(nodeName string, discovery *pool.Discovery, p *proxy.Proxy, cloud *uplink.Uplink, node *nodeCertificate, people *poolAccess, log logr.Logger) *pool.Pool {
 	return pool.New(pool.Options{
-		NodeName: nodeName, PoolName: discovery.PoolName, Send: cloud.RoundTrip,
-		IsRefused: func() bool { return people.Refusal() != nil },
-		Source:    p.NewInventory(), PoolSource: p.NewPoolInventory(), Addresses: discovery.Addresses, Changed: discovery.Changed(),
+		NodeName: nodeName, Send: cloud.RoundTrip, IsRefused: func() bool { return people.Refusal() != nil },
+		Source: p.NewInventory(discovery.AsksForSecrets), PoolSource: p.NewPoolInventory(discovery.Pool), Pool: discovery.Pool, Addresses: discovery.Addresses, Changed: discovery.Changed(),
 		HasCloud: func() bool {
 			e, _ := cloud.Evidence()
 			return e.State == uplink.Online

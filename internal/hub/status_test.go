@@ -189,7 +189,7 @@ func TestTheStatusTellsOfTheCoordinator(t *testing.T) {
 	}
 	for want, a := range map[string]*Access{
 		"logs and exec by the coordinator of the pool: served at [::]:10262, certificate until 1970-01-01T00:16:40Z\n": {Address: "[::]:10262", Certificate: Certificate{Expires: now}},
-		"logs and exec by the coordinator of the pool do not work: no CA; nor elsewhere\n":                            {Problem: "no CA\nnor elsewhere"},
+		"logs and exec by the coordinator of the pool do not work: no CA; nor elsewhere\n":                             {Problem: "no CA\nnor elsewhere"},
 	} {
 		var text strings.Builder
 		if err := (&Status{Access: a}).Write(&text, now); err != nil || !strings.Contains(text.String(), want) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -22,6 +24,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
@@ -66,7 +69,9 @@ func TestCoordinator(t *testing.T) {
 	r.coordinator.start()
 	r.governed()
 	through := devcluster.Endpoint{URL: "https://" + r.address, CAFile: filepath.Join(r.dir, "state", "serving", "ca.crt")}
-	if err := cluster.AddHollowNodesBehind(t.Context(), through, devcluster.NodeSpec{Name: nodeName, Labels: map[string]string{"apps.openyurt.io/nodepool": "edge"}}); err != nil {
+	if err := cluster.AddHollowNodesBehind(t.Context(), through, devcluster.NodeSpec{
+		Name: nodeName, Labels: map[string]string{"apps.openyurt.io/nodepool": "edge"}, Capacity: corev1.ResourceList{corev1.ResourcePods: resource.MustParse("300")},
+	}); err != nil {
 		t.Fatal(err)
 	}
 	r.people = r.coordinator.client("alice", "openyurt:coordinators")
@@ -88,6 +93,8 @@ func TestCoordinator(t *testing.T) {
 		{"each program may be killed, or hang", (*poolRig).testKills},
 		{"a coordinator that starts empty is full again, also without the cloud", (*poolRig).testEmpty},
 		{"what belongs to the pool is there again once a hub has the cloud", (*poolRig).poolIsTheSame},
+		{"Secrets are there while they are asked for", (*poolRig).testSecrets},
+		{"200 objects of each kind are the same, byte for byte", (*poolRig).testObjects},
 		{"etcd is full for a while", (*poolRig).testFull},
 	} {
 		t.Run(part.name, func(t *testing.T) {
@@ -117,12 +124,16 @@ func (r *poolRig) createPod(name, settings string) {
 // governed gives the pool its YurtCoordinator, as atoll-manager does, which the hub finds.
 func (r *poolRig) governed() {
 	r.Helper()
-	r.kubectl("apply", "--server-side", "-f", filepath.Join("..", "..", "charts", "atoll", "files", "crds", "apps.openyurt.io_yurtcoordinators.yaml"))
-	r.kubectl("wait", "--for=condition=Established", "crd/yurtcoordinators.apps.openyurt.io")
-	r.kubectl("create", "clusterrole", "hubs", "--verb=get,list,watch", "--resource=yurtcoordinators.apps.openyurt.io,endpointslices.discovery.k8s.io,namespaces")
+	for _, kind := range []string{"yurtcoordinators", "nodepools"} {
+		r.kubectl("apply", "--server-side", "-f", filepath.Join("..", "..", "charts", "atoll", "files", "crds", "apps.openyurt.io_"+kind+".yaml"))
+		r.kubectl("wait", "--for=condition=Established", "crd/"+kind+".apps.openyurt.io")
+	}
+	r.kubectl("create", "clusterrole", "hubs", "--verb=get,list,watch", "--resource=yurtcoordinators.apps.openyurt.io,nodepools.apps.openyurt.io,endpointslices.discovery.k8s.io,namespaces")
 	r.kubectl("create", "clusterrolebinding", "hubs", "--clusterrole=hubs", "--group=system:nodes")
 	file := filepath.Join(r.dir, "coordinator.yaml")
-	if err := os.WriteFile(file, []byte("apiVersion: apps.openyurt.io/v1alpha1\nkind: YurtCoordinator\nmetadata: {name: edge}\nspec: {nodePool: edge}\n"), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte("apiVersion: apps.openyurt.io/v1alpha1\nkind: YurtCoordinator\nmetadata: {name: edge}\nspec: {nodePool: edge}\n"+
+		"---\napiVersion: apps.openyurt.io/v1alpha1\nkind: NodePool\nmetadata: {name: edge}\nspec: {type: Edge, annotations: {quotes: '\"a\"'}}\n"+
+		"---\napiVersion: apps.openyurt.io/v1alpha1\nkind: NodePool\nmetadata: {name: site}\n"), 0o600); err != nil {
 		r.Fatal(err)
 	}
 	r.kubectl("create", "-f", file)
@@ -220,7 +231,7 @@ func (c *coordinator) args(name string) (path string, args []string) {
 		return c.program, []string{
 			name, "--listen=" + c.writer, "--etcd=unix://" + c.path("etcd.sock:0"), "--kubeconfig=" + c.path("kubeconfig"), "--zap-log-level=2",
 			"--tls-cert-file=" + c.path("server.crt"), "--tls-private-key-file=" + c.path("server.key"),
-			"--client-ca-file=" + c.path("nodes.crt"), "--nodes-file=" + c.path("nodes"),
+			"--client-ca-file=" + c.path("nodes.crt"), "--nodes-file=" + c.path("nodes"), "--upload-file=" + c.path("upload"),
 			"--usage-listen=" + c.usage, "--front-proxy-ca-file=" + c.path("front-proxy-ca.crt"),
 			"--hub-client-certificate=" + c.path("apiserver.crt"), "--hub-client-key=" + c.path("apiserver.key"), "--pool-ca-file=" + c.path("pool.crt"),
 		}
@@ -421,6 +432,7 @@ func (r *poolRig) poolIsTheSame() {
 	// The coordinator has a Service of its own, which leads to metrics.k8s.io.
 	r.same("get", "services,endpointslices", "-A", "-o", "yaml", "--field-selector=metadata.namespace!=atoll-coordinator")
 	r.same("get", "namespaces", "-o", "yaml", "--field-selector=metadata.name!=atoll-coordinator")
+	r.same("get", "nodepools", "edge", "-o", "yaml")
 }
 
 func (r *poolRig) testPool() {
@@ -436,6 +448,19 @@ func (r *poolRig) testPool() {
 	}
 	if err != nil {
 		r.Fatal(err)
+	}
+	if out := r.same("get", "nodepools", "edge", "-o", "wide"); !strings.Contains(out, "READYNODES") {
+		r.Errorf("the table of the NodePool is %s", out)
+	}
+	if out := r.there("get", "nodepools"); !strings.Contains(out, "edge") || strings.Contains(out, "site") {
+		r.Errorf("of NodePools there are\n%s", out)
+	}
+	if out := r.there("delete", "nodepool", "edge"); !strings.Contains(out, "Make them at the cloud's API server") {
+		r.Errorf("the deletion of a NodePool is answered with %s", out)
+	}
+	r.kubectl("patch", "nodepool", "edge", "--type=merge", "-p", `{"spec":{"labels":{"changed":"yes"}}}`)
+	if out := r.same("get", "nodepools", "edge", "-o", "yaml"); !strings.Contains(out, "changed:") {
+		r.Errorf("the NodePool is %s", out)
 	}
 	began := time.Now()
 	r.poolIsTheSame()
@@ -593,7 +618,10 @@ func (r *poolRig) testForeignUploads() {
 			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}, ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "web", UID: "1", ResourceVersion: "999999999"},
 		}, 403, "does not lead"},
 		"what is of the pool, and the hub does not lead": {other, "POST", governance.PoolInventoryPath, governance.Inventory{}, 403, "does not lead"},
-		"a Secret":                        {edge, "PUT", governance.ObjectsPath + "secrets/default/s", own, 422, "is not one that hubs upload"},
+		"an event": {edge, "PUT", governance.ObjectsPath + "events/default/s", own, 422, "is not one that hubs upload"},
+		"a Secret that nobody asks for": {edge, "PUT", governance.ObjectsPath + "secrets/default/settings", &corev1.Secret{
+			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"}, ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "settings", UID: "1", ResourceVersion: "1"},
+		}, 403, "settings"},
 		"a path out of the API's keys":    {edge, "PUT", governance.ObjectsPath + "pods/default/..%2f..%2fminions%2fedge", own, 422, "is not the name of an object"},
 		"an old version":                  {edge, "PUT", pod, changed(func(p *corev1.Pod) { p.ResourceVersion = "1" }), 409, "is stored"},
 		"a list":                          {edge, "PUT", pod, []byte(`{"apiVersion":"v1","kind":"PodList","items":[]}`), 422, "is a PodList"},
@@ -693,6 +721,13 @@ func (r *poolRig) testKills() {
 
 func (r *poolRig) testEmpty() {
 	c := r.coordinator
+	r.kubectl("create", "namespace", "elsewhere")
+	r.eventually("a pod is created in another namespace", func() error { // once its ServiceAccount is there
+		_, err := r.admin.CoreV1().Pods("elsewhere").Create(r.Context(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "away"}, Spec: corev1.PodSpec{
+			NodeName: nodeName, Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}}, Containers: []corev1.Container{{Name: "c", Image: "nginx"}},
+		}}, metav1.CreateOptions{})
+		return err
+	})
 	before := r.podsAreTheSame()
 	online := question{"node", "/api/v1/nodes/" + nodeName, "application/json"}
 	r.cutOff(online)
@@ -719,7 +754,90 @@ func (r *poolRig) testEmpty() {
 	if _, err := r.people.CoreV1().Services(namespace).Get(r.Context(), "web", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		r.Errorf("without the cloud nobody leads, and a Service is there: %v", err)
 	}
+	// Its Namespace is not there, which the API server looks for before it asks the policy.
+	if err := r.people.CoreV1().Pods("elsewhere").Delete(r.Context(), "away", metav1.DeleteOptions{}); err == nil {
+		r.Error("a pod whose Namespace is not there can be deleted")
+	}
+	if _, err := r.people.CoreV1().Pods("elsewhere").Get(r.Context(), "away", metav1.GetOptions{}); err != nil {
+		r.Errorf("after a refused deletion, the pod is read: %v", err)
+	}
 	r.Logf("empty, started, and full again after %s, without the cloud", time.Since(began).Round(100*time.Millisecond))
+}
+
+// asksForSecrets writes what the YurtCoordinator asks for, for the hub and for the writer.
+func (r *poolRig) asksForSecrets(asks bool) {
+	r.Helper()
+	kinds := map[bool]string{true: "Secrets"}[asks]
+	r.kubectl("patch", "yurtcoordinator", "edge", "--type=json", "-p", fmt.Sprintf(`[{"op":"add","path":"/spec/upload","value":[%s]}]`, map[bool]string{true: `"Secrets"`}[asks]))
+	r.coordinator.write("upload", []byte(kinds))
+}
+
+func (r *poolRig) testSecrets() {
+	secrets, kept := r.admin.CoreV1().Secrets(namespace), []string{"in-env", "to-pull", "of-nobody"}
+	for _, name := range kept {
+		if _, err := secrets.Create(r.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string][]byte{"password": []byte("correct horse")}}, metav1.CreateOptions{}); err != nil {
+			r.Fatal(err)
+		}
+	}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "with-secrets"}, Spec: corev1.PodSpec{
+		NodeName: nodeName, Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}}, ImagePullSecrets: []corev1.LocalObjectReference{{Name: "to-pull"}},
+		Containers: []corev1.Container{{Name: "c", Image: "nginx", Env: []corev1.EnvVar{{Name: "P", ValueFrom: &corev1.EnvVarSource{
+			SecretKeyRef: &corev1.SecretKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: "in-env"}, Key: "password"},
+		}}}}},
+	}}
+	if _, err := r.admin.CoreV1().Pods(namespace).Create(r.Context(), pod, metav1.CreateOptions{}); err != nil {
+		r.Fatal(err)
+	}
+	r.podsAreTheSame()
+	masters := r.coordinator.kubeconfig("root", "system:masters")
+	has := func(want ...string) {
+		r.Helper()
+		r.eventually(fmt.Sprintf("the coordinator has the Secrets %q", want), func() error {
+			if got := strings.Fields(r.print(masters, "get", "secrets", "-A", "-o", "jsonpath={.items[*].metadata.name}")); !slices.Equal(got, want) {
+				return fmt.Errorf("it has %q", got)
+			}
+			return nil
+		})
+	}
+	canRead := func(want string) {
+		r.Helper()
+		r.eventually("whether people may read Secrets: "+want, func() error {
+			if out := r.there("auth", "can-i", "list", "secrets"); strings.TrimSpace(out) != want {
+				return errors.New(out)
+			}
+			return nil
+		})
+	}
+	has()
+	canRead("no")
+	r.asksForSecrets(true)
+	has("in-env", "to-pull")
+	canRead("yes")
+	for _, name := range []string{"in-env", "to-pull"} {
+		r.same("get", "secret", "-n", namespace, name, "-o", "yaml")
+	}
+	if out := r.there("get", "secrets", "-n", namespace); !strings.Contains(out, "TYPE") || !regexp.MustCompile(`in-env +Opaque +1 `).MatchString(out) {
+		r.Errorf("the table of Secrets is\n%s", out)
+	}
+	for _, args := range [][]string{{"delete", "secret", "in-env"}, {"create", "secret", "generic", "new"}, {"label", "secret", "in-env", "a=b"}} {
+		if out := r.there(append(args, "-n", namespace)...); !strings.Contains(out, "Make them at the cloud's API server") {
+			r.Errorf("kubectl %s: %s", strings.Join(args, " "), out)
+		}
+	}
+	r.coordinator.write("upload", nil) // the hub still lists them
+	began := time.Now()
+	has()
+	r.Logf("Secrets are gone %s after the file says so", time.Since(began).Round(100*time.Millisecond))
+	canRead("no")
+	r.asksForSecrets(false)
+	r.kubectl("delete", "pod", "-n", namespace, "with-secrets", "--grace-period=0", "--force")
+	r.podsAreTheSame()
+	for _, log := range []string{filepath.Join(r.dir, "hub.log"), r.coordinator.path("write.log")} {
+		text, err := os.ReadFile(log)
+		if err != nil || bytes.Contains(text, []byte("correct horse")) || bytes.Contains(text, []byte(base64.StdEncoding.EncodeToString([]byte("correct horse")))) {
+			r.Errorf("%s has the content of a Secret, or cannot be read: %v", log, err)
+		}
+	}
 }
 
 // testFull fills etcd, whose quota are 32 MiB, with versions of an object that were there before.

@@ -52,7 +52,27 @@ type YurtCoordinatorSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",message="must be the name of a NodePool: lower case letters, digits and -"
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="cannot change: make another YurtCoordinator for the other pool"
 	NodePool string `json:"nodePool"`
+
+	// upload has further kinds of objects that hubs upload to the coordinator, of which
+	// there is one: Secrets, those that pods of the pool name. It has a cost. Who has
+	// people's kubeconfig reads all of them, also while the cloud is away, and who has
+	// the stolen certificate of a node of the pool can upload Secrets of its own making
+	// under the names that pods bound to the node name. Once Secrets is removed here,
+	// they are removed from the coordinator when its node learns of that: mostly within
+	// two minutes, and not while the node is cut off.
+	// Unset: none.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=1
+	Upload []UploadKind `json:"upload,omitempty"`
 }
+
+// UploadKind is a kind of objects that hubs upload only where they are asked to.
+// +kubebuilder:validation:Enum=Secrets
+type UploadKind string
+
+// UploadSecrets are the Secrets that pods of the pool name.
+const UploadSecrets UploadKind = "Secrets"
 
 // YurtCoordinatorStatus is the most recently observed state of a YurtCoordinator.
 type YurtCoordinatorStatus struct {

@@ -29,8 +29,9 @@ const (
 	// caKey, in the Secret with the CA, has its key. nextCert and nextKey are those of the next CA, if there is one.
 	caKey, nextCert, nextKey = "ca.key", "next.crt", "next.key"
 	// poolCA has the CAs of the pool, apiServerCert and apiServerKey what the API server shows to hubs, nodesCA the CAs of
-	// nodes' certificates, and nodeNames the names of the pool's nodes, one a line.
-	poolCA, apiServerCert, apiServerKey, nodesCA, nodeNames = "ca.crt", "apiserver.crt", "apiserver.key", "nodes.crt", "nodes"
+	// nodes' certificates, nodeNames the names of the pool's nodes, one a line, and uploadKinds those of spec.upload, one
+	// a line; there is no such field without any.
+	poolCA, apiServerCert, apiServerKey, nodesCA, nodeNames, uploadKinds = "ca.crt", "apiserver.crt", "apiserver.key", "nodes.crt", "nodes", "upload"
 	// kubeconfigField has the kubeconfig in people's Secret. The fields of its certificate are those of a TLS Secret.
 	kubeconfigField = "kubeconfig"
 )
@@ -125,10 +126,14 @@ func (r *Reconciler) certifyPod(ctx context.Context, s *scope, ca certs.Pair, no
 	if err != nil {
 		return err
 	}
-	return r.write(ctx, s, secret, map[string][]byte{
+	data := map[string][]byte{
 		corev1.TLSCertKey: server.Cert, corev1.TLSPrivateKeyKey: server.Key, apiServerCert: own.Cert, apiServerKey: own.Key,
 		poolCA: ca.Cert, nodesCA: s.nodesCA, nodeNames: []byte(strings.Join(s.nodes, "\n")),
-	})
+	}
+	for _, kind := range s.coordinator.Spec.Upload {
+		data[uploadKinds] = append(data[uploadKinds], kind+"\n"...)
+	}
+	return r.write(ctx, s, secret, data)
 }
 
 // certifyPeople writes the Secret with people's kubeconfig.

@@ -311,6 +311,29 @@ func TestDeployed(t *testing.T) {
 	}
 }
 
+// TestUploadIsTold to the writer, by a file that is there only while something is asked for.
+func TestUploadIsTold(t *testing.T) {
+	s := newSite(t, of("one", "edge", 0))
+	s.runs("edge", "b", corev1.ConditionTrue)
+	s.rest("one")
+	ask := func(want string, kinds ...apps.UploadKind) {
+		t.Helper()
+		c := &apps.YurtCoordinator{}
+		s.get(c, "", "one")
+		c.Spec.Upload = kinds
+		if err := s.all.Update(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		s.rest("one")
+		if got, has := s.data("coordinator-edge")["upload"]; string(got) != want || has != (want != "") {
+			t.Errorf("the file is %q, want %q", got, want)
+		}
+	}
+	ask("")
+	ask("Secrets\n", apps.UploadSecrets)
+	ask("")
+}
+
 func TestCertificatesAreMadeAnew(t *testing.T) {
 	s := newSite(t, of("one", "edge", 0))
 	s.runs("edge", "b", corev1.ConditionTrue)

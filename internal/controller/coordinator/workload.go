@@ -179,7 +179,7 @@ func writerOf(images Images) corev1.Container {
 	c := container("writer", images.Own, "32Mi", "256Mi",
 		"/atoll-coordinator", "write", fmt.Sprintf("--listen=:%d", governance.WriterPort), "--etcd=unix://"+files+"etcd.sock:0", "--kubeconfig="+files+"kubeconfig",
 		"--tls-cert-file="+secret+corev1.TLSCertKey, "--tls-private-key-file="+secret+corev1.TLSPrivateKeyKey,
-		"--client-ca-file="+secret+nodesCA, "--nodes-file="+secret+nodeNames,
+		"--client-ca-file="+secret+nodesCA, "--nodes-file="+secret+nodeNames, "--upload-file="+secret+uploadKinds,
 		fmt.Sprintf("--usage-listen=127.0.0.1:%d", governance.UsagePort), "--front-proxy-ca-file="+files+"front-proxy-ca.crt",
 		"--hub-client-certificate="+secret+apiServerCert, "--hub-client-key="+secret+apiServerKey, "--pool-ca-file="+secret+poolCA)
 	c.Env = []corev1.EnvVar{{Name: "NODE_NAME", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: "spec.nodeName"}}}}

@@ -26,7 +26,7 @@ func TestPod(t *testing.T) {
 	for container, flags := range map[string][]string{
 		"etcd":             {"--listen-client-urls=unix://etcd.sock:0"},
 		apiServerContainer: {"--secure-port=10270", "--etcd-servers=unix:///run/atoll/etcd.sock:0", "--client-ca-file=/run/atoll/clients.crt", "--authorization-mode=RBAC", "--kubelet-certificate-authority=/etc/atoll/ca.crt"},
-		"writer":           {"--listen=:10271", "--client-ca-file=/etc/atoll/nodes.crt", "--nodes-file=/etc/atoll/nodes"},
+		"writer":           {"--listen=:10271", "--client-ca-file=/etc/atoll/nodes.crt", "--nodes-file=/etc/atoll/nodes", "--upload-file=/etc/atoll/upload"},
 	} {
 		i := slices.IndexFunc(pod.Containers, func(c corev1.Container) bool { return c.Name == container })
 		for _, flag := range flags {

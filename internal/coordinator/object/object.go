@@ -5,6 +5,7 @@ package object
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -12,11 +13,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 
+	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/governance"
 	"github.com/atoll-k8s/atoll/internal/machinery/budget"
 )
@@ -27,6 +30,7 @@ var codecs = func() serializer.CodecFactory {
 	utilruntime.Must(corev1.AddToScheme(scheme))
 	utilruntime.Must(coordinationv1.AddToScheme(scheme))
 	utilruntime.Must(discoveryv1.AddToScheme(scheme))
+	utilruntime.Must(apps.AddToScheme(scheme))
 	return serializer.NewCodecFactory(scheme)
 }()
 
@@ -47,7 +51,7 @@ type Object struct {
 	Version uint64
 	// NodeName is the node that a pod is bound to.
 	NodeName string
-	// Names are the ConfigMaps and the ServiceAccount that a pod names, each once, in order.
+	// Names are the ConfigMaps, the Secrets and the ServiceAccount that a pod names, each once, in order.
 	Names []governance.Ref
 }
 
@@ -61,13 +65,24 @@ func Read(ref governance.Ref, body []byte) (*Object, error) {
 	}
 	decoded, gvk, err := codecs.UniversalDeserializer().Decode(body, nil, nil)
 	if err != nil {
-		return nil, fmt.Errorf("reading %s: %w", ref, err)
+		return nil, fmt.Errorf("reading %s: %w", ref, told(ref, err))
 	}
 	kind, _ := governance.KindOf(ref.Resource)
 	if want := schema.FromAPIVersionAndKind(kind.APIVersion, kind.Kind); *gvk != want {
 		return nil, fmt.Errorf("%s is a %s of %s, not a %s of %s", ref, gvk.Kind, gvk.GroupVersion(), want.Kind, want.GroupVersion())
 	}
-	if size := budget.SizeOf(decoded); size > maxMemory {
+	size := budget.SizeOf(decoded)
+	if _, is := decoded.(*apps.NodePool); is { // which an API server reads without knowing its type, with all fields
+		whole, _, err := unstructured.UnstructuredJSONScheme.Decode(body, nil, nil)
+		if err != nil {
+			return nil, fmt.Errorf("reading %s: %w", ref, err)
+		}
+		if _, is := whole.(*unstructured.Unstructured); !is {
+			return nil, fmt.Errorf("%s has items: an API server could read a list", ref)
+		}
+		size = budget.SizeOf(whole)
+	}
+	if size > maxMemory {
 		return nil, fmt.Errorf("%s takes %d bytes of memory, more than %d", ref, size, maxMemory)
 	}
 	// Protobuf can carry what JSON cannot.
@@ -76,7 +91,7 @@ func Read(ref governance.Ref, body []byte) (*Object, error) {
 		_, _, err = codecs.UniversalDeserializer().Decode(text, nil, nil)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s cannot be shown: %w", ref, err)
+		return nil, fmt.Errorf("%s cannot be shown: %w", ref, told(ref, err))
 	}
 	if node, is := decoded.(*corev1.Node); is && node.Status.DaemonEndpoints.KubeletEndpoint.Port != governance.HubPort {
 		return nil, fmt.Errorf("%s has the port %d for its kubelet, which its hub does not have", ref, node.Status.DaemonEndpoints.KubeletEndpoint.Port)
@@ -100,9 +115,20 @@ func Read(ref governance.Ref, body []byte) (*Object, error) {
 		o.NodeName, o.Names = pod.Spec.NodeName, named(pod)
 	}
 	if len(o.Names) > maxNames {
-		return nil, fmt.Errorf("%s names %d ConfigMaps, more than %d", ref, len(o.Names), maxNames)
+		return nil, fmt.Errorf("%s names %d ConfigMaps and Secrets, more than %d", ref, len(o.Names), maxNames)
 	}
 	return o, nil
+}
+
+// errUntold stands for why a Secret cannot be decoded.
+var errUntold = errors.New("it is not told why, because that could tell what is in it")
+
+// told returns the error of a decoder, which may quote what it has read, for logs and answers.
+func told(ref governance.Ref, err error) error {
+	if ref.Resource == governance.Secrets {
+		return errUntold
+	}
+	return err
 }
 
 // named returns what a pod names.
@@ -119,10 +145,16 @@ func named(pod *corev1.Pod) []governance.Ref {
 		account = "default"
 	}
 	add("serviceaccounts", account)
+	for _, secret := range pod.Spec.ImagePullSecrets {
+		add(governance.Secrets, secret.Name)
+	}
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
 		if v.ConfigMap != nil {
 			add("configmaps", v.ConfigMap.Name)
+		}
+		if v.Secret != nil {
+			add(governance.Secrets, v.Secret.SecretName)
 		}
 		if v.Projected == nil {
 			continue
@@ -131,6 +163,9 @@ func named(pod *corev1.Pod) []governance.Ref {
 			if source := v.Projected.Sources[i].ConfigMap; source != nil {
 				add("configmaps", source.Name)
 			}
+			if source := v.Projected.Sources[i].Secret; source != nil {
+				add(governance.Secrets, source.Name)
+			}
 		}
 	}
 	ofContainer := func(env []corev1.EnvVar, from []corev1.EnvFromSource) {
@@ -138,10 +173,16 @@ func named(pod *corev1.Pod) []governance.Ref {
 			if value := env[i].ValueFrom; value != nil && value.ConfigMapKeyRef != nil {
 				add("configmaps", value.ConfigMapKeyRef.Name)
 			}
+			if value := env[i].ValueFrom; value != nil && value.SecretKeyRef != nil {
+				add(governance.Secrets, value.SecretKeyRef.Name)
+			}
 		}
 		for i := range from {
 			if from[i].ConfigMapRef != nil {
 				add("configmaps", from[i].ConfigMapRef.Name)
+			}
+			if from[i].SecretRef != nil {
+				add(governance.Secrets, from[i].SecretRef.Name)
 			}
 		}
 	}

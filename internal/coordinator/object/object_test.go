@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -24,22 +25,24 @@ var webRef = governance.Ref{Resource: "pods", Namespace: "default", Name: "web-0
 
 func web() *corev1.Pod {
 	fromSettings := corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "env-from"}}
+	fromSecret := corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "secret-env-from"}}
+	secretKey := &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: "secret-env"}}}
 	key := &corev1.EnvVarSource{ConfigMapKeyRef: &corev1.ConfigMapKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: "env"}}}
 	return &corev1.Pod{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-0", UID: "1", ResourceVersion: "7"},
 		Spec: corev1.PodSpec{
-			NodeName: "edge-1", ServiceAccountName: "builder",
+			NodeName: "edge-1", ServiceAccountName: "builder", ImagePullSecrets: []corev1.LocalObjectReference{{Name: "registry"}},
 			Volumes: []corev1.Volume{
 				{Name: "a", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "volume"}}}},
 				{Name: "b", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
 					{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "projected"}}},
-					{Secret: &corev1.SecretProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "secret"}}},
+					{Secret: &corev1.SecretProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "secret-projected"}}},
 				}}}},
-				{Name: "c", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "secret"}}},
+				{Name: "c", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "secret-volume"}}},
 			},
-			InitContainers: []corev1.Container{{Name: "init", Env: []corev1.EnvVar{{Name: "A", ValueFrom: key}}}},
-			Containers:     []corev1.Container{{Name: "c", Env: []corev1.EnvVar{{Name: "A", ValueFrom: key}}, EnvFrom: []corev1.EnvFromSource{{ConfigMapRef: &fromSettings}}}},
+			InitContainers: []corev1.Container{{Name: "init", Env: []corev1.EnvVar{{Name: "A", ValueFrom: key}, {Name: "B", ValueFrom: secretKey}}}},
+			Containers:     []corev1.Container{{Name: "c", Env: []corev1.EnvVar{{Name: "A", ValueFrom: key}}, EnvFrom: []corev1.EnvFromSource{{ConfigMapRef: &fromSettings}, {SecretRef: &fromSecret}}}},
 			EphemeralContainers: []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{
 				Name: "debug", EnvFrom: []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "../odd"}}}},
 			}}},
@@ -74,7 +77,9 @@ func TestReadPod(t *testing.T) {
 	}
 	want := &Object{
 		UID: "1", Version: 7, NodeName: "edge-1",
-		Names: append(names("serviceaccounts", "builder"), names("configmaps", "env", "env-from", "projected", "volume")...),
+		Names: slices.Concat(
+			names("serviceaccounts", "builder"), names("configmaps", "env", "env-from", "projected", "volume"),
+			names("secrets", "registry", "secret-env", "secret-env-from", "secret-projected", "secret-volume")),
 	}
 	for name, body := range map[string][]byte{"JSON": asJSON(t, web()), "protobuf": asProtobuf(t, web())} {
 		got, err := Read(webRef, body)
@@ -146,11 +151,73 @@ func TestReadRefuses(t *testing.T) {
 	}
 }
 
+// TestNothingIsToldOfASecret: decoders quote what they cannot read, and their errors are logged.
+func TestNothingIsToldOfASecret(t *testing.T) {
+	ref := governance.Ref{Resource: "secrets", Namespace: "default", Name: "tls"}
+	good := &corev1.Secret{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "tls", UID: "1", ResourceVersion: "7"}, Data: map[string][]byte{"key": []byte("password")},
+	}
+	for _, body := range [][]byte{asJSON(t, good), asProtobuf(t, good)} {
+		if got, err := Read(ref, body); err != nil || got.Version != 7 {
+			t.Errorf("a Secret is %+v, %v", got, err)
+		}
+	}
+	for name, body := range map[string]string{
+		"no kind":            `{"apiVersion":"v1","data":{"key":"password"}}`,
+		"no version":         `{"kind":"Secret","data":{"key":"password"}}`,
+		"no base64":          `{"apiVersion":"v1","kind":"Secret","data":{"key":"pass word"}}`,
+		"another type":       `{"apiVersion":"v1","kind":"Secret","data":"password"}`,
+		"a time":             `{"apiVersion":"v1","kind":"Secret","metadata":{"creationTimestamp":"password"}}`,
+		"no JSON":            `{"apiVersion":"v1","kind":"Secret","data":{"key":password}}`,
+		"another kind":       `{"apiVersion":"v1","kind":"Password","data":{}}`,
+		"half of it, binary": string(asProtobuf(t, good)[:60]),
+	} {
+		_, err := Read(ref, []byte(body))
+		if err == nil {
+			t.Errorf("%s: it is read", name)
+		} else if text := strings.ToLower(err.Error()); strings.Contains(text, "pass") || strings.Contains(text, "cgfzc") || !strings.Contains(text, "secrets/default/tls") {
+			t.Errorf("%s: the error is %v", name, err)
+		}
+	}
+}
+
 // FuzzRead: nothing that is uploaded panics.
 func FuzzRead(f *testing.F) {
 	f.Add([]byte(`{"apiVersion":"v1","kind":"Pod"}`))
 	f.Add([]byte("k8s\x00\n\t\n\x02v1\x12\x03Pod"))
 	f.Fuzz(func(_ *testing.T, body []byte) { _, _ = Read(webRef, body) })
+}
+
+// TestReadNodePool: an API server reads one without knowing its type, and every field of it.
+func TestReadNodePool(t *testing.T) {
+	ref := governance.Ref{Resource: "nodepools", Name: "edge"}
+	body := func(rest string) []byte {
+		return []byte(`{"apiVersion":"apps.openyurt.io/v1alpha1","kind":"NodePool","metadata":{"name":"edge","uid":"1","resourceVersion":"7"}` + rest + `}`)
+	}
+	if got, err := Read(ref, body(`,"spec":{"type":"Edge","later":1},"status":{"readyNode":3}`)); err != nil || got.UID != "1" || got.Version != 7 {
+		t.Errorf("the object is %+v, %v", got, err)
+	}
+	protobuf, err := (&runtime.Unknown{TypeMeta: runtime.TypeMeta{APIVersion: "apps.openyurt.io/v1alpha1", Kind: "NodePool"}, Raw: []byte{10, 0}}).Marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		body []byte
+		says string
+	}{
+		"another type":            {body(`,"spec":{"labels":7}`), "reading nodepools/edge"},
+		"a number without a type": {body(`,"later":1e999`), "reading nodepools/edge"},
+		"a list":                  {body(`,"items":[]`), "has items"},
+		"very many fields":        {body(`,"later":[` + strings.Repeat(`{"a":0},`, 120_000) + `{}]`), "of memory"},
+		"protobuf":                {append([]byte("k8s\x00"), protobuf...), "reading nodepools/edge"},
+		"another version":         {bytes.Replace(body(""), []byte("v1alpha1"), []byte("v1beta1"), 1), "reading nodepools/edge"},
+		"another kind":            {bytes.Replace(body(""), []byte("NodePool"), []byte("YurtCoordinator"), 1), "not a NodePool"},
+	} {
+		if _, err := Read(ref, tc.body); err == nil || !strings.Contains(err.Error(), tc.says) {
+			t.Errorf("%s: Read says %v, want %q", name, err, tc.says)
+		}
+	}
 }
 
 func TestReadWhatBelongsToThePool(t *testing.T) {

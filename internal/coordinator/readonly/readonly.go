@@ -1,6 +1,6 @@
 // Package readonly makes the API server of a coordinator one that only shows: a policy refuses every change,
 // also by system:masters, and people with a certificate of the pool may read, and use log, exec, attach and
-// port-forward. objects.yaml has all of it.
+// port-forward. objects.yaml has all of it. It also makes the API server know NodePools.
 package readonly
 
 import (
@@ -32,20 +32,34 @@ const (
 	applyEvery, retryAfter, applyWithin = 30 * time.Second, time.Second, 20 * time.Second
 )
 
-//go:embed objects.yaml
-var objects []byte
+// objects are those to be applied, nodePools the CustomResourceDefinition of NodePools: make generate copies it.
+var (
+	//go:embed objects.yaml
+	objects []byte
+	//go:embed crds/apps.openyurt.io_nodepools.yaml
+	nodePools []byte
+)
 
-// resources are those of the kinds in objects.yaml.
+// resources are those of the kinds of objects.
 var resources = map[string]string{
 	"ValidatingAdmissionPolicy": "validatingadmissionpolicies", "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
 	"ClusterRole": "clusterroles", "ClusterRoleBinding": "clusterrolebindings",
+	"CustomResourceDefinition": "customresourcedefinitions",
 }
 
-// runner has a client of User, and one of somebody else who may do everything.
-type runner struct{ own, other dynamic.Interface }
+// secretsRole is the ClusterRole with what people may do with Secrets.
+const secretsRole = "atoll.dev:people-secrets"
 
-// Run applies the objects again and again until ctx is done. config is that of User.
-func Run(ctx context.Context, config *rest.Config, log logr.Logger) error {
+// runner has a client of User, and one of somebody else who may do everything.
+type runner struct {
+	own, other dynamic.Interface
+	// hasSecrets tells whether people may read Secrets.
+	hasSecrets func() bool
+}
+
+// Run applies the objects again and again until ctx is done. config is that of User, and hasSecrets tells whether the
+// API server has Secrets.
+func Run(ctx context.Context, config *rest.Config, hasSecrets func() bool, log logr.Logger) error {
 	others := rest.CopyConfig(config)
 	others.Impersonate = rest.ImpersonationConfig{UserName: User + "-try", Groups: []string{"system:masters"}}
 	own, err := dynamic.NewForConfig(config)
@@ -56,7 +70,7 @@ func Run(ctx context.Context, config *rest.Config, log logr.Logger) error {
 	if err != nil {
 		return fmt.Errorf("making a client of the API server: %w", err)
 	}
-	r := &runner{own, other}
+	r := &runner{own, other, hasSecrets}
 	for last := "it was not tried yet"; ; {
 		pause, reason := applyEvery, ""
 		if err := r.apply(ctx); err != nil {
@@ -74,11 +88,12 @@ func Run(ctx context.Context, config *rest.Config, log logr.Logger) error {
 	}
 }
 
-// apply applies the objects: first the policy, and once it refuses changes what people may do.
+// apply applies the objects: first the policy, and once it refuses changes what people may do. The kinds that an API
+// server does not have by itself come last: what hubs upload of them before is shown from then on.
 func (r *runner) apply(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, applyWithin)
 	defer cancel()
-	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(objects), 4096)
+	decoder := yaml.NewYAMLOrJSONDecoder(io.MultiReader(bytes.NewReader(objects), bytes.NewReader(nodePools)), 4096)
 	for isEnforced := false; ; {
 		object := &unstructured.Unstructured{}
 		err := decoder.Decode(object)
@@ -94,6 +109,9 @@ func (r *runner) apply(ctx context.Context) error {
 				return err
 			}
 			isEnforced = true
+		}
+		if object.GetName() == secretsRole && gvk.Kind == "ClusterRole" && !r.hasSecrets() {
+			object.Object["rules"] = []any{}
 		}
 		resource := schema.GroupVersionResource{Group: gvk.Group, Version: gvk.Version, Resource: resources[gvk.Kind]}
 		if _, err := r.own.Resource(resource).Apply(ctx, object.GetName(), object, metav1.ApplyOptions{FieldManager: User, Force: true}); err != nil {

@@ -76,6 +76,8 @@ type Set struct {
 	pool  node
 	bytes int64
 	began time.Time
+	// takesSecrets tells whether Secrets are taken.
+	takesSecrets bool
 }
 
 // node is what is known of a node.
@@ -111,6 +113,21 @@ func (s *Set) owner(ref governance.Ref, record Record) *node {
 		return &s.pool
 	}
 	return s.node(record.Node)
+}
+
+// TakeSecrets sets whether Secrets are taken: not until it is called. It returns those to be removed, because they are not.
+func (s *Set) TakeSecrets(take bool) (remove []governance.Ref) {
+	if take && !s.takesSecrets {
+		s.forgetDigests() // nodes may have told of them before
+	}
+	s.takesSecrets = take
+	for ref := range s.records {
+		if !take && ref.Resource == governance.Secrets {
+			remove = append(remove, ref)
+		}
+	}
+	slices.SortFunc(remove, governance.Ref.Compare)
+	return remove
 }
 
 // Beat notes that a node is there, and tells whether its last inventory had this digest.
@@ -244,6 +261,10 @@ func (s *Set) Check(ref governance.Ref, record Record, leads bool, boundTo strin
 // check tells what can be told without the object.
 func (s *Set) check(name string, ref governance.Ref, record Record, now time.Time) error {
 	switch ref.Resource {
+	case governance.Secrets:
+		if !s.takesSecrets {
+			return refuse(Forbidden, "the YurtCoordinator does not ask for Secrets: spec.upload")
+		}
 	case "nodes":
 		if ref.Name != name {
 			return refuse(Forbidden, "%s is not the node %s", ref, name)

@@ -203,6 +203,48 @@ func TestAConfigMapOfTwoNodes(t *testing.T) {
 }
 
 // TestNodeAndLeaseStay when a hub that was started again without the cloud does not know them.
+// TestSecrets: they are taken only while that is asked for, and what is stored of them goes when it is not any more.
+func TestSecrets(t *testing.T) {
+	secret := governance.Ref{Resource: "secrets", Namespace: "default", Name: "tls"}
+	record := Record{UID: "7", Version: 6, Node: "a", Bytes: 30}
+	pod := Record{UID: "1", Version: 10, Node: "a", Bytes: 100, Names: []governance.Ref{secret}}
+	inventory := &governance.Inventory{Items: []governance.Item{{Ref: web, UID: "1", Version: "10"}, {Ref: secret, UID: "7", Version: "6"}}}
+	s := New(large, map[governance.Ref]Record{web: pod, secret: record}, noon)
+	tell := func(when string, wantMissing ...governance.Ref) {
+		t.Helper()
+		missing, remove, err := s.Inventory("a", inventory, noon)
+		if err != nil || len(remove) > 0 || !slices.Equal(missing, wantMissing) {
+			t.Errorf("%s: an inventory with it has missing %v, remove %v, %v", when, missing, remove, err)
+		}
+	}
+	refused := func() bool {
+		var refusal *Refusal
+		return errors.As(s.Check(secret, record, false, "", noon), &refusal) && refusal.Reason == Forbidden
+	}
+	if !refused() {
+		t.Error("it is taken before that is asked for")
+	}
+	tell("not asked for")
+	if remove := s.TakeSecrets(true); len(remove) > 0 || refused() {
+		t.Errorf("asked for, it is refused, or %v go", remove)
+	}
+	if s.Beat("a", inventory.Digest(), noon) {
+		t.Error("the node does not tell again that it has one")
+	}
+	tell("asked for and there")
+	if s.TakeSecrets(true); !s.Beat("a", inventory.Digest(), noon) {
+		t.Error("asked for as before, the node tells again")
+	}
+	remove := s.TakeSecrets(false)
+	if !slices.Equal(remove, []governance.Ref{secret}) || !refused() {
+		t.Errorf("not asked for any more, %v go", remove)
+	}
+	s.Remove(secret)
+	tell("not asked for any more")
+	s.TakeSecrets(true)
+	tell("asked for again", secret)
+}
+
 func TestNodeAndLeaseStay(t *testing.T) {
 	b := New(large, map[governance.Ref]Record{
 		{Resource: "nodes", Name: "a"}: {UID: "1", Version: 1, Node: "a"}, {Resource: "leases", Namespace: "kube-node-lease", Name: "a"}: {UID: "2", Version: 2, Node: "a"},

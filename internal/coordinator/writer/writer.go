@@ -23,6 +23,7 @@ import (
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/coordinator/leadership"
 	"github.com/atoll-k8s/atoll/internal/coordinator/object"
 	"github.com/atoll-k8s/atoll/internal/coordinator/records"
@@ -57,6 +58,7 @@ type Storage interface {
 type Writer struct {
 	storage Storage
 	nodes   func() ([]string, error)
+	uploads func() ([]string, error)
 	limits  records.Limits
 	log     logr.Logger
 	now     func() time.Time
@@ -66,6 +68,8 @@ type Writer struct {
 	busy sync.Map
 	// pool are the names of the pool's nodes; nil before they were read.
 	pool atomic.Pointer[sets.Set[string]]
+	// takesSecrets tells whether the YurtCoordinator asks for Secrets; not before that was read.
+	takesSecrets atomic.Bool
 	// turn is held by whoever uses stored. A channel, so that nobody waits longer than for their request.
 	turn chan struct{}
 	// stored is nil while the storage has to be loaded.
@@ -76,10 +80,10 @@ type Writer struct {
 	sessions   *leadership.Sessions
 }
 
-// New returns a writer to a storage. own is the node of the coordinator, "" if it is not known, and nodes returns the
-// names of the nodes of the pool.
-func New(storage Storage, own string, nodes func() ([]string, error), limits records.Limits, log logr.Logger) *Writer {
-	w := &Writer{storage: storage, nodes: nodes, limits: limits, log: log, now: time.Now, turn: make(chan struct{}, 1)}
+// New returns a writer to a storage. own is the node of the coordinator, "" if it is not known, nodes returns the names
+// of the nodes of the pool, and uploads what spec.upload of the YurtCoordinator has.
+func New(storage Storage, own string, nodes, uploads func() ([]string, error), limits records.Limits, log logr.Logger) *Writer {
+	w := &Writer{storage: storage, nodes: nodes, uploads: uploads, limits: limits, log: log, now: time.Now, turn: make(chan struct{}, 1)}
 	w.leadership, w.sessions = leadership.New(own, w.now()), leadership.NewSessions(w.now())
 	return w
 }
@@ -106,8 +110,15 @@ func (w *Writer) Run(ctx context.Context) {
 	}
 }
 
-// look reads the nodes of the pool, removes what is of others, and checks the storage.
+// look reads the nodes of the pool and what is asked for, removes what is of others or not asked for, and checks the
+// storage.
 func (w *Writer) look(ctx context.Context) error {
+	uploads, uploadsErr := w.uploads() // first: without the nodes no request is answered
+	if uploadsErr == nil {
+		w.takesSecrets.Store(slices.Contains(uploads, string(apps.UploadSecrets)))
+	} else { // it stays as it was
+		uploadsErr = fmt.Errorf("reading what the YurtCoordinator asks for: %w", uploadsErr)
+	}
 	names, err := w.nodes()
 	if err == nil {
 		pool := sets.New(names...)
@@ -115,8 +126,11 @@ func (w *Writer) look(ctx context.Context) error {
 	} else { // the last ones stay
 		err = fmt.Errorf("reading the nodes of the pool: %w", err)
 	}
-	return errors.Join(err, w.with(ctx, func(ctx context.Context, s *records.Set) error {
+	return errors.Join(uploadsErr, err, w.with(ctx, func(ctx context.Context, s *records.Set) error {
 		if err := w.storage.Check(ctx); err != nil {
+			return err
+		}
+		if err := w.remove(ctx, s, s.TakeSecrets(w.takesSecrets.Load())); err != nil {
 			return err
 		}
 		if pool := w.pool.Load(); pool != nil {
@@ -144,6 +158,7 @@ func (w *Writer) with(ctx context.Context, do func(context.Context, *records.Set
 			return err
 		}
 		w.stored = records.New(w.limits, loaded, w.now())
+		w.stored.TakeSecrets(w.takesSecrets.Load())
 		w.log.Info("The records of the stored objects were read", "objects", len(loaded))
 	}
 	within, cancel := context.WithTimeout(ctx, storeWithin)
@@ -154,6 +169,9 @@ func (w *Writer) with(ctx context.Context, do func(context.Context, *records.Set
 	}
 	return err
 }
+
+// TakesSecrets reports whether the YurtCoordinator asks for Secrets.
+func (w *Writer) TakesSecrets() bool { return w.takesSecrets.Load() }
 
 // remove removes objects, and what no pod names any more then.
 func (w *Writer) remove(ctx context.Context, s *records.Set, refs []governance.Ref) error {

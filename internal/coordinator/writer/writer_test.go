@@ -73,7 +73,8 @@ type rig struct {
 func newRig(t *testing.T) *rig {
 	m := &memory{records: map[governance.Ref]records.Record{}}
 	nodes := func() ([]string, error) { return []string{"a", "b"}, nil }
-	r := &rig{t, New(m, "", nodes, records.Limits{NodeObjects: 10, NodeBytes: 1 << 19, PoolObjects: 10, PoolBytes: 1 << 19, Bytes: 1 << 20}, logr.Discard()), m}
+	nothing := func() ([]string, error) { return nil, nil }
+	r := &rig{t, New(m, "", nodes, nothing, records.Limits{NodeObjects: 10, NodeBytes: 1 << 19, PoolObjects: 10, PoolBytes: 1 << 19, Bytes: 1 << 20}, logr.Discard()), m}
 	if err := r.look(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +121,7 @@ func TestAnswers(t *testing.T) {
 		"another name":                    {"system:node:a", "PUT", webPath, pod("db", "a", 1), 422},
 		"no JSON":                         {"system:node:a", "PUT", webPath, "{", 422},
 		"too large":                       {"system:node:a", "PUT", webPath, strings.Repeat(" ", 2<<20), 422},
-		"another resource":                {"system:node:a", "PUT", governance.ObjectsPath + "secrets/default/web", pod("web", "a", 1), 422},
+		"another resource":                {"system:node:a", "PUT", governance.ObjectsPath + "events/default/web", pod("web", "a", 1), 422},
 		"no place":                        {"system:node:a", "PUT", webPath, strings.Replace(pod("web", "a", 1), `"spec"`, `"status":{"message":"`+strings.Repeat("a", 1<<20-200)+`"},"spec"`, 1), 507},
 		"a beat":                          {"system:node:a", "POST", governance.BeatPath, governance.Beat{}, 200},
 		"no beat":                         {"system:node:a", "POST", governance.BeatPath, "[", 422},
@@ -281,6 +282,37 @@ func TestANodeThatLeavesThePoolTakesItsObjectsAlong(t *testing.T) {
 	if err := r.look(t.Context()); err != nil || len(r.memory.records) != 1 {
 		t.Errorf("%d objects are left, want that of the other node: %v", len(r.memory.records), err)
 	}
+}
+
+// TestSecretsGoOnceNobodyAsksForThem: within a look, whatever hubs say. What cannot be read changes nothing.
+func TestSecretsGoOnceNobodyAsksForThem(t *testing.T) {
+	r := newRig(t)
+	secret := governance.Ref{Resource: "secrets", Namespace: "default", Name: "tls"}
+	r.send("system:node:a", "PUT", webPath, strings.Replace(pod("web", "a", 1), `"spec":{`, `"spec":{"volumes":[{"name":"v","secret":{"secretName":"tls"}}],`, 1))
+	upload := func(want int) {
+		t.Helper()
+		body := `{"apiVersion":"v1","kind":"Secret","metadata":{"namespace":"default","name":"tls","uid":"1","resourceVersion":"1"},"data":{"a":"Yg=="}}`
+		if code, answer := r.send("system:node:a", "PUT", secret.Path(), body); code != want {
+			t.Errorf("the answer is %d %s, want %d", code, answer, want)
+		}
+	}
+	asks := func(want int, err error, kinds ...string) {
+		t.Helper()
+		r.uploads = func() ([]string, error) { return kinds, err }
+		if lookErr := r.look(t.Context()); !errors.Is(lookErr, err) || len(r.memory.records) != want {
+			t.Errorf("%d objects are left, want %d: %v", len(r.memory.records), want, lookErr)
+		}
+	}
+	upload(403)
+	asks(1, nil, "Secrets")
+	upload(200)
+	r.memory.err = errors.New("etcd hangs")
+	r.send("system:node:a", "PUT", webPath, pod("web", "a", 2))
+	upload(200) // the records were read again meanwhile
+	asks(2, errors.New("the file hangs"))
+	upload(200)
+	asks(1, nil, "Other")
+	upload(403)
 }
 
 // TestUploadsAreSafeSideBySide, and no old version is stored over a later one.

@@ -132,7 +132,7 @@ func (p *Pool) pulse(ctx context.Context) {
 
 // sendPulse writes the Lease of the pool. What the coordinator does not know yet stays as it is there.
 func (p *Pool) sendPulse(ctx context.Context, d *delegate) error {
-	pool := p.options.PoolName()
+	pool := p.options.Pool()
 	if pool == "" { // the node has just left it
 		return nil
 	}

@@ -26,8 +26,8 @@ const (
 	whole        = "application/json"
 )
 
-// Discovery finds the coordinator of the node's pool: by the label of the Node, and the status of the YurtCoordinator
-// for that pool. Both are read through the proxy, so what was read last is there without the cloud.
+// Discovery finds the coordinator of the node's pool: by the label of the Node, and the YurtCoordinator for that
+// pool. Both are read through the proxy, so what was read last is there without the cloud.
 type Discovery struct {
 	nodeName string
 	log      logr.Logger
@@ -38,7 +38,7 @@ type Discovery struct {
 	// pool is that of the node; "" if it is in none, or not known.
 	pool string
 	// coordinators are those for the pool, by name.
-	coordinators map[string]apps.YurtCoordinatorStatus
+	coordinators map[string]apps.YurtCoordinator
 	problem      string
 }
 
@@ -47,10 +47,17 @@ func NewDiscovery(nodeName string, log logr.Logger) *Discovery {
 	return &Discovery{nodeName: nodeName, log: log, moved: make(chan struct{}, 1), changed: make(chan struct{}, 1)}
 }
 
+// Pool returns the name of the node's pool; "" if it is in none, or that is not known.
+func (d *Discovery) Pool() string {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return d.pool
+}
+
 // Addresses returns where the coordinator may be, as host:port: where it was last, and then the other nodes of the
 // pool. It returns none if the pool has no coordinator.
 func (d *Discovery) Addresses() []string {
-	status := d.current()
+	status := d.current().Status
 	all := make([]string, 0, len(status.Addresses))
 	for _, address := range status.Addresses {
 		all = append(all, net.JoinHostPort(address, strconv.Itoa(governance.WriterPort)))
@@ -58,29 +65,27 @@ func (d *Discovery) Addresses() []string {
 	return all
 }
 
-// PoolName returns the name of the node's pool; "" if it is in none, or that is not known.
-func (d *Discovery) PoolName() string {
-	d.mu.RLock()
-	defer d.mu.RUnlock()
-	return d.pool
-}
-
 // Changed has a value when a coordinator of the pool has changed.
 func (d *Discovery) Changed() <-chan struct{} { return d.changed }
 
 // CA returns the CAs of the pool, in PEM; nil if it has no coordinator.
-func (d *Discovery) CA() []byte { return d.current().CABundle }
+func (d *Discovery) CA() []byte { return d.current().Status.CABundle }
 
-// current returns the status of the coordinator that is deployed: only that one has a CA.
-func (d *Discovery) current() apps.YurtCoordinatorStatus {
+// AsksForSecrets reports whether the coordinator is to have the Secrets that pods name.
+func (d *Discovery) AsksForSecrets() bool {
+	return slices.Contains(d.current().Spec.Upload, apps.UploadSecrets)
+}
+
+// current returns the coordinator that is deployed: only that one has a CA.
+func (d *Discovery) current() apps.YurtCoordinator {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
 	for _, name := range slices.Sorted(maps.Keys(d.coordinators)) {
-		if c := d.coordinators[name]; len(c.CABundle) > 0 && len(c.Addresses) > 0 {
+		if c := d.coordinators[name]; len(c.Status.CABundle) > 0 && len(c.Status.Addresses) > 0 {
 			return c
 		}
 	}
-	return apps.YurtCoordinatorStatus{}
+	return apps.YurtCoordinator{}
 }
 
 // Run follows the Node and the coordinators of its pool until ctx is done.
@@ -92,7 +97,7 @@ func (d *Discovery) Run(ctx context.Context, follow filter.Follower) {
 	})
 	for ctx.Err() == nil {
 		inner, cancel := context.WithCancel(ctx)
-		pool := d.PoolName()
+		pool := d.Pool()
 		var following sync.WaitGroup
 		if pool != "" {
 			following.Go(func() {
@@ -156,30 +161,30 @@ type coordinatorReceiver struct {
 
 // Replace implements filter.Receiver.
 func (r *coordinatorReceiver) Replace(_ wire.Format, items []wire.Item) {
-	all := map[string]apps.YurtCoordinatorStatus{}
+	all := map[string]apps.YurtCoordinator{}
 	for i := range items {
-		status, err := statusOf(items[i].Raw)
+		c, err := coordinatorOf(items[i].Raw)
 		if err != nil {
 			r.Failed(err)
 			return
 		}
-		all[items[i].Name] = status
+		all[items[i].Name] = c
 	}
 	r.learn(func() { r.coordinators = all })
 }
 
 // Put implements filter.Receiver.
 func (r *coordinatorReceiver) Put(_ wire.Format, m *wire.Meta, object []byte) {
-	status, err := statusOf(object)
+	c, err := coordinatorOf(object)
 	if err != nil {
 		r.Failed(err)
 		return
 	}
 	r.learn(func() {
 		if r.coordinators == nil {
-			r.coordinators = map[string]apps.YurtCoordinatorStatus{}
+			r.coordinators = map[string]apps.YurtCoordinator{}
 		}
-		r.coordinators[m.Name] = status
+		r.coordinators[m.Name] = c
 	})
 }
 
@@ -212,10 +217,9 @@ func (r *coordinatorReceiver) learn(do func()) {
 	}
 }
 
-func statusOf(object []byte) (apps.YurtCoordinatorStatus, error) {
-	var c apps.YurtCoordinator
+func coordinatorOf(object []byte) (c apps.YurtCoordinator, err error) {
 	if err := json.Unmarshal(object, &c); err != nil {
-		return c.Status, fmt.Errorf("reading a YurtCoordinator: %w", err)
+		return c, fmt.Errorf("reading a YurtCoordinator: %w", err)
 	}
-	return c.Status, nil
+	return c, nil
 }

@@ -75,9 +75,23 @@ func TestDiscovery(t *testing.T) {
 		expect("nothing that can be read comes", "ca", "10.0.0.1:10271", "[fd00::2]:10271")
 		c.put(t, edge, of("one", "new", "10.0.0.2"))
 		expect("it has moved", "new", "10.0.0.2:10271")
+		if d.AsksForSecrets() {
+			t.Error("Secrets are asked for")
+		}
+		asking := of("one", "new", "10.0.0.2")
+		asking.Spec.Upload = []apps.UploadKind{apps.UploadSecrets}
+		c.put(t, edge, asking)
+		idle := of("two", "")
+		c.put(t, edge, idle)
+		if !d.AsksForSecrets() {
+			t.Error("Secrets are not asked for")
+		}
 		late := c[edge]
 		c.put(t, node, inPool("a", "site"))
 		expect("the node is in another pool", "")
+		if d.AsksForSecrets() {
+			t.Error("the one of the last pool asks for Secrets")
+		}
 		late.Put(wire.JSON, &wire.Meta{Name: "one"}, []byte(`{"status":{"caBundle":"Y2E=","addresses":["10.0.0.1"]}}`))
 		expect("the one of the last pool", "")
 		c.put(t, site, of("three", "site", "10.1.0.1"))

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -86,6 +87,32 @@ func TestTheHubThatLeads(t *testing.T) {
 		}
 		l.hasCloud = false
 		l.expect(false, 2)
+	})
+}
+
+// TestANodeThatMovesLeadsAnew: what it reads of its pool is of that pool, also if it leads the next one at once.
+func TestANodeThatMovesLeadsAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLeaderRig(t)
+		var pool atomic.Value
+		pool.Store("edge")
+		l.pool.options.Pool = func() string { return pool.Load().(string) } //nolint:forcetypeassert // see above
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			l.pool.Run(ctx)
+		}()
+		for want, name := range []string{"edge", "site"} {
+			pool.Store(name)
+			time.Sleep(10 * time.Second)
+			synctest.Wait()
+			if !l.wide.following || l.wide.follows != want+1 {
+				t.Errorf("in the pool %s it follows: %t, for the %d. time", name, l.wide.following, l.wide.follows)
+			}
+		}
+		cancel()
+		<-ended
 	})
 }
 

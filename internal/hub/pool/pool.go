@@ -17,6 +17,7 @@ import (
 	"maps"
 	mathrand "math/rand/v2"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -59,6 +60,8 @@ type Options struct {
 	PoolSource PoolSource
 	// HasCloud tells whether the hub reaches the cloud.
 	HasCloud func() bool
+	// Pool returns the name of the node's pool. The hub leads no more when that changes.
+	Pool func() string
 	// Addresses returns those at which the coordinator may be, as host:port; none if there is no coordinator. The one
 	// that has answered last is asked first.
 	Addresses func() []string
@@ -70,9 +73,8 @@ type Options struct {
 	Send func(r *http.Request, asNode bool) (*http.Response, error)
 	// IsRefused tells whether the kubelet of the node refuses the hub.
 	IsRefused func() bool
-	// NodeName is the name of the node, and PoolName returns that of its pool; "" if it is in none.
+	// NodeName is the name of the node.
 	NodeName string
-	PoolName func() string
 	Log      logr.Logger
 }
 
@@ -85,6 +87,8 @@ type Pool struct {
 	// at is the address that is asked, and first the one at which the coordinator should be: another one is asked first
 	// once, also if at answers still.
 	at, first string
+	// of is the pool of the last round.
+	of string
 	// session and number are those of the last beat, and beaten when it was sent.
 	session string
 	number  uint64
@@ -175,6 +179,11 @@ func (p *Pool) Run(ctx context.Context) {
 	for pause := governance.BeatEvery; ; {
 		addresses := p.options.Addresses()
 		p.begin(len(addresses) > 0)
+		if of := p.options.Pool(); of != p.of {
+			p.of = of
+			p.lead.answered(p.now(), false)
+			p.lead.follow(ctx)
+		}
 		var err error
 		if len(addresses) > 0 {
 			err = p.round(ctx, addresses)
@@ -290,7 +299,7 @@ func (p *Pool) itemsOfPool() (items []governance.Item, problem error) {
 		return nil, nil
 	}
 	if most := governance.MaxPoolItems; len(items) > most {
-		problem = fmt.Errorf("there are %d Namespaces, Services and EndpointSlices, and a coordinator takes the first %d", len(items), most)
+		problem = fmt.Errorf("there are %d NodePools, Namespaces, Services and EndpointSlices, and a coordinator takes the first %d", len(items), most)
 		slices.SortFunc(items, func(a, b governance.Item) int { return a.Compare(b.Ref) })
 		items = items[:most]
 	}
@@ -400,6 +409,10 @@ func (p *Pool) put(ctx context.Context, source Source, ref governance.Ref) error
 	}
 	code, reason, err := p.send(ctx, http.MethodPut, ref.Path(), body, nil)
 	kind, _ := governance.KindOf(ref.Resource)
+	named := fmt.Sprintf("%s: the coordinator answers %d: %s", ref, code, reason)
+	if ref.Resource == governance.Secrets { // every process of the node may ask for the status, which has the error
+		named = fmt.Sprintf("a Secret: the coordinator answers %d", code)
+	}
 	switch {
 	case err != nil:
 		return err
@@ -410,7 +423,7 @@ func (p *Pool) put(ctx context.Context, source Source, ref governance.Ref) error
 	case code == http.StatusForbidden, code == http.StatusUnprocessableEntity, code == http.StatusInsufficientStorage:
 		return &refusal{errors.New(reason)}
 	default:
-		return fmt.Errorf("uploading %s: the coordinator answers %d: %s", ref, code, reason)
+		return fmt.Errorf("uploading %s", named)
 	}
 }
 
@@ -442,8 +455,11 @@ func (p *Pool) send(ctx context.Context, method, path string, body []byte, answe
 		return 0, "", err
 	}
 	response, err := p.client.Do(r)
+	if e := (*url.Error)(nil); errors.As(err, &e) {
+		err = e.Err // without the path, which may name a Secret
+	}
 	if err != nil {
-		return 0, "", fmt.Errorf("asking the coordinator: %w", err)
+		return 0, "", fmt.Errorf("asking the coordinator at %s: %w", p.at, err)
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {

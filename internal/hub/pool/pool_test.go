@@ -42,10 +42,12 @@ type wide struct {
 	node
 
 	following bool
+	follows   int
 }
 
 func (w *wide) Follow(ctx context.Context) {
 	w.following = true
+	w.follows++
 	<-ctx.Done()
 	w.following = false
 }
@@ -67,7 +69,9 @@ type coordinator struct {
 	code int
 	// failing are the objects that it answers with code.
 	failing func(governance.Ref) bool
-	puts    []string
+	// broken begins the paths at which connections break.
+	broken string
+	puts   []string
 }
 
 func (c *coordinator) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -77,6 +81,9 @@ func (c *coordinator) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	if r.URL.Host != c.at && !slices.Contains(c.also, r.URL.Host) {
 		return nil, errors.New("nobody answers at " + r.URL.Host)
+	}
+	if c.broken != "" && strings.HasPrefix(r.URL.Path, c.broken) {
+		return nil, io.ErrUnexpectedEOF
 	}
 	answer := func(code int, content any) (*http.Response, error) {
 		text, err := json.Marshal(content)
@@ -138,7 +145,7 @@ func newPool(n node, c *coordinator) *Pool { return newLeader(n, &wide{node: nod
 func newLeader(n node, w *wide, c *coordinator) *Pool {
 	return New(Options{
 		Source: n, PoolSource: w, HasCloud: func() bool { return true }, Addresses: func() []string { return []string{"a:1", "b:1"} }, Transport: c, Log: logr.Discard(),
-		NodeName: "a", PoolName: func() string { return "edge" }, IsRefused: func() bool { return false }, Send: (&tokens{token: "x", accepted: "x"}).send,
+		NodeName: "a", Pool: func() string { return "edge" }, IsRefused: func() bool { return false }, Send: (&tokens{token: "x", accepted: "x"}).send,
 	})
 }
 
@@ -241,6 +248,27 @@ func TestWhatIsRefusedHoldsNothingUp(t *testing.T) {
 		p.turn(t.Context())
 		if tries() == before {
 			t.Errorf("%d: it is never uploaded again", code)
+		}
+	}
+}
+
+// TestTheStatusNamesNoSecret: every process of the node may ask for it.
+func TestTheStatusNamesNoSecret(t *testing.T) {
+	secret := governance.Item{Ref: governance.Ref{Resource: "secrets", Namespace: "default", Name: "of-payments"}, UID: "1", Version: "1"}
+	for name, c := range map[string]*coordinator{
+		"an answer":  {at: "a:1", code: http.StatusServiceUnavailable},
+		"no answer":  {at: "a:1", broken: "/v1/objects/"},
+		"not at all": {},
+	} {
+		n := node{}
+		n.put(secret)
+		p := newPool(n, c)
+		c.stored = map[governance.Ref]governance.Item{}
+		if _, err := p.turn(t.Context()); err == nil {
+			t.Errorf("%s: the Secret is uploaded", name)
+		}
+		if reason := p.Status().Reason; reason == "" || strings.Contains(reason, "payments") {
+			t.Errorf("%s: the reason is %q", name, reason)
 		}
 	}
 }

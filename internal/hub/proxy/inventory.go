@@ -35,8 +35,13 @@ type inventoried struct {
 	items   []governance.Item
 }
 
-// NewInventory returns the inventory of what is kept.
-func (p *Proxy) NewInventory() *Inventory { return &Inventory{proxy: p, reads: p.isForInventory} }
+// NewInventory returns the inventory of what is kept: Secrets only while hasSecrets says so.
+func (p *Proxy) NewInventory(hasSecrets func() bool) *Inventory {
+	return &Inventory{proxy: p, reads: func(s *cache.Scope) (reads governance.Ref, is bool) {
+		reads, is = p.isForInventory(s)
+		return reads, is && (reads.Resource != governance.Secrets || hasSecrets())
+	}}
+}
 
 // errNoPods is the error of an inventory while the kubelet has not listed its pods through the hub.
 var errNoPods = errors.New("the pods of the node are not known yet")

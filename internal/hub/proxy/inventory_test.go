@@ -56,7 +56,9 @@ func TestInventory(t *testing.T) {
 				"/api/v1/services":                          &corev1.ServiceList{Items: []corev1.Service{{ObjectMeta: versioned("default", "kubernetes", "1")}}},
 			}}
 			n.Proxy.Cloud = cloud
-			i := n.NewInventory()
+			asked := false
+			hasSecrets := func() bool { return asked }
+			i := n.NewInventory(hasSecrets)
 			if _, err := n.OwnNode(); err == nil {
 				t.Error("there is a Node that nobody has read")
 			}
@@ -84,6 +86,11 @@ func TestInventory(t *testing.T) {
 			if node, err := n.OwnNode(); err != nil || node.Name != "a" || node.ResourceVersion != "3" {
 				t.Errorf("the Node is %+v, %v", node, err)
 			}
+			asked = true
+			if got, want := n.listed(i), append(slices.Clone(want), "secrets/default/secret@4"); !slices.Equal(got, want) {
+				t.Errorf("with Secrets, the inventory is %q, want %q", got, want)
+			}
+			asked = false
 			list("7", *pod("web", "1", 7, nil))
 			delete(cloud.at, settings)
 			n.ask(t.Context(), settings)
@@ -91,7 +98,7 @@ func TestInventory(t *testing.T) {
 			if got, want := n.listed(i), []string{"nodes/a@3", "pods/default/web@7"}; !slices.Equal(got, want) {
 				t.Errorf("after a pod and a ConfigMap are gone, the inventory is %q, want %q", got, want)
 			}
-			if got, want := n.listed(n.NewInventory()), n.listed(i); !slices.Equal(got, want) {
+			if got, want := n.listed(n.NewInventory(hasSecrets)), n.listed(i); !slices.Equal(got, want) {
 				t.Errorf("read anew it is %q, want %q", got, want)
 			}
 			if _, err := i.Body(governance.Ref{Resource: "pods", Namespace: "default", Name: "db"}); err == nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -15,8 +16,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// ofPool are the collections of what belongs to the pool, by their resources.
+// ofPool are the collections of what belongs to the pool, by their resources. Of NodePools it is the one of the pool's name.
 var ofPool = map[string]filter.Collection{
+	"nodepools":      {Path: "/apis/apps.openyurt.io/v1alpha1/nodepools", List: "application/json", Watch: "application/json"},
 	"namespaces":     {Path: "/api/v1/namespaces", List: protobuf, Watch: protobuf},
 	"services":       {Path: "/api/v1/services", List: protobuf, Watch: protobuf},
 	"endpointslices": {Path: "/apis/discovery.k8s.io/v1/endpointslices", List: protobuf, Watch: protobuf},
@@ -29,15 +31,19 @@ const protobuf = "application/vnd.kubernetes.protobuf,application/json"
 type PoolInventory struct {
 	Inventory
 
+	// pool returns the name of the pool.
+	pool func() string
+
 	mu sync.Mutex
 	// listed has the collections that were listed since they are followed, and problems why one cannot be read.
 	listed   map[string]bool
 	problems map[string]error
 }
 
-// NewPoolInventory returns the inventory of what Follow reads.
-func (p *Proxy) NewPoolInventory() *PoolInventory {
-	i := &PoolInventory{Inventory: Inventory{proxy: p, reads: isOfPool}, listed: map[string]bool{}, problems: map[string]error{}}
+// NewPoolInventory returns the inventory of what Follow reads. pool returns the name of the pool, which does not change
+// while Follow runs.
+func (p *Proxy) NewPoolInventory(pool func() string) *PoolInventory {
+	i := &PoolInventory{Inventory: Inventory{proxy: p, reads: isOfPool}, pool: pool, listed: map[string]bool{}, problems: map[string]error{}}
 	i.forget() // of an earlier process
 	return i
 }
@@ -46,7 +52,7 @@ func (p *Proxy) NewPoolInventory() *PoolInventory {
 func isOfPool(s *cache.Scope) (reads governance.Ref, is bool) {
 	what, name := readBy(s.Key)
 	_, is = ofPool[what.Resource]
-	return governance.Ref{Resource: what.Resource}, is && name == "" && strings.HasPrefix(s.Key, identity.OfPool().Name+"\n")
+	return governance.Ref{Resource: what.Resource}, is && (name == "" || what.Resource == "nodepools") && strings.HasPrefix(s.Key, identity.OfPool().Name+"\n")
 }
 
 // Follow reads what belongs to the pool until ctx is done, and keeps it until then: what would be there from before
@@ -56,6 +62,9 @@ func (i *PoolInventory) Follow(ctx context.Context) {
 	defer i.forget()
 	var running sync.WaitGroup
 	for resource, collection := range ofPool {
+		if resource == "nodepools" {
+			collection.Selector = url.Values{"fieldSelector": {"metadata.name=" + i.pool()}}.Encode()
+		}
 		running.Go(func() {
 			(&follower{Proxy: i.proxy, caller: identity.OfPool(), collection: collection, receiver: &poolReceiver{i, resource}}).run(ctx)
 		})

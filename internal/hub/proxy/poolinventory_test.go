@@ -19,6 +19,11 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
+const nodePoolsPath = "/apis/apps.openyurt.io/v1alpha1/nodepools"
+
+// edgePool is the name of the node's pool.
+func edgePool() string { return "edge" }
+
 // watchable is a cloud with collections, in JSON, that may be watched.
 type watchable struct {
 	Cloud
@@ -31,6 +36,7 @@ type watchable struct {
 
 func newWatchable(c Cloud) *watchable {
 	return &watchable{Cloud: c, watches: map[string]*io.PipeWriter{}, lists: map[string]string{
+		nodePoolsPath:        `{"apiVersion":"apps.openyurt.io/v1alpha1","kind":"NodePool",` + named("edge", "")[1:],
 		"/api/v1/namespaces": named("default", ""), "/api/v1/services": named("web", "default"), slicesPath: named("web-x7", "default"),
 	}}
 }
@@ -46,7 +52,9 @@ func (c *watchable) RoundTrip(r *http.Request, _ bool) (*http.Response, error) {
 	path := r.URL.Path
 	answer := &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, Request: r}
 	items, isList := c.lists[path]
-	switch kind := map[string]string{"/api/v1/namespaces": "Namespace", "/api/v1/services": "Service", slicesPath: "EndpointSlice"}[path]; {
+	switch kind := map[string]string{nodePoolsPath: "NodePool", "/api/v1/namespaces": "Namespace", "/api/v1/services": "Service", slicesPath: "EndpointSlice"}[path]; {
+	case path == nodePoolsPath && r.URL.Query().Get("fieldSelector") != "metadata.name=edge":
+		answer.StatusCode, answer.Body = http.StatusForbidden, http.NoBody // all pools are of no use
 	case path == c.refused:
 		answer.StatusCode = http.StatusForbidden
 		answer.Body = io.NopCloser(strings.NewReader(`{"kind":"Status","apiVersion":"v1","code":403}`))
@@ -117,7 +125,7 @@ func TestPoolInventory(t *testing.T) {
 		if ofPool, ofNode := n.kept(); ofPool != 1 || ofNode != 1 {
 			t.Fatalf("%d scopes of the pool and %d of the node are kept", ofPool, ofNode)
 		}
-		i := n.NewPoolInventory()
+		i := n.NewPoolInventory(edgePool)
 		if ofPool, _ := n.kept(); ofPool != 0 {
 			t.Error("what an earlier process has kept is still there")
 		}
@@ -128,9 +136,11 @@ func TestPoolInventory(t *testing.T) {
 				defer close(ended)
 				i.Follow(ctx)
 			}()
-			n.expectPool(i, "endpointslices/default/web-x7@5", "namespaces/default@5", "services/default/web@5")
+			n.expectPool(i, "endpointslices/default/web-x7@5", "namespaces/default@5", "nodepools/edge@5", "services/default/web@5")
 			cloud.event("/api/v1/services", `{"type":"ADDED","object":{"kind":"Service","apiVersion":"v1","metadata":{"name":"db","namespace":"default","uid":"2","resourceVersion":"11"}}}`)
 			cloud.event(slicesPath, `{"type":"DELETED","object":{"kind":"EndpointSlice","apiVersion":"discovery.k8s.io/v1","metadata":{"name":"web-x7","namespace":"default","uid":"1","resourceVersion":"12"}}}`)
+			n.expectPool(i, "namespaces/default@5", "nodepools/edge@5", "services/default/db@11", "services/default/web@5")
+			cloud.event(nodePoolsPath, `{"type":"DELETED","object":{"kind":"NodePool","apiVersion":"apps.openyurt.io/v1alpha1","metadata":{"name":"edge","uid":"1","resourceVersion":"13"}}}`)
 			n.expectPool(i, "namespaces/default@5", "services/default/db@11", "services/default/web@5")
 			cancel()
 			<-ended
@@ -158,7 +168,7 @@ func TestAPoolThatCannotBeRead(t *testing.T) {
 				n.Proxy.Cloud = cloud
 				n.ask(t.Context(), "/api/v1/namespaces")
 				tc.change(cloud)
-				i := n.NewPoolInventory()
+				i := n.NewPoolInventory(edgePool)
 				ctx, cancel := context.WithCancel(t.Context())
 				ended := make(chan struct{})
 				go func() {
