@@ -16,13 +16,16 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/validate/content"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
@@ -66,6 +69,11 @@ const (
 	PulseEvery = 10 * time.Second
 	// PulseAnnotation, on that Lease, has the PoolState.
 	PulseAnnotation = "atoll.dev/pool-state"
+	// ReportFor is how long a report of a node may be forwarded, from when it was received.
+	ReportFor = 15 * time.Second
+	// DelegatedAnnotation, on the Lease of a node, has the renewTime that the hub that leads has written for the node. As
+	// long as both are equal, the node is delegated: a kubelet that renews its Lease by itself keeps the annotation.
+	DelegatedAnnotation = "atoll.dev/delegated"
 	// TokenField is that of the Secret of the delegate which has its token.
 	TokenField = "token"
 	// MaxItems bounds the objects of the inventory of a node.
@@ -84,6 +92,8 @@ const (
 	InventoryPath = "/v1/inventory"
 	// PoolInventoryPath is where the hub that leads sends the Inventory of the pool to, by POST.
 	PoolInventoryPath = "/v1/pool-inventory"
+	// StatusesPath is where Statuses are sent to, by POST, and StatusesPath/<node> where the hub that leads reads them.
+	StatusesPath = "/v1/statuses"
 	// ObjectsPath begins the paths to which objects are sent, by PUT.
 	ObjectsPath = "/v1/objects/"
 )
@@ -222,6 +232,43 @@ type Beat struct {
 	PoolDigest string `json:"poolDigest,omitempty"`
 	// IsRefused tells whether the kubelet of the node refuses the hub, so that people have no logs and exec there.
 	IsRefused bool `json:"isRefused,omitempty"`
+	// Report is what the node has to say to the cloud, which it does not reach; nil if it reaches the cloud, or its
+	// kubelet is silent.
+	Report *Report `json:"report,omitempty"`
+}
+
+// Report is a heartbeat of a node that does not reach the cloud.
+type Report struct {
+	// Renewed is the renewTime that the kubelet has written last, by the clock of the node.
+	Renewed metav1.MicroTime `json:"renewed"`
+	// Digest is that of its Statuses; "" if it has none.
+	Digest string `json:"digest,omitempty"`
+}
+
+// Statuses are those of the pods of a node that the cloud does not have.
+type Statuses struct {
+	Pods []PodStatus `json:"pods"`
+}
+
+// PodStatus is the whole status of a pod, as the kubelet wants it.
+type PodStatus struct {
+	Namespace string           `json:"namespace"`
+	Name      string           `json:"name"`
+	UID       string           `json:"uid"`
+	Status    corev1.PodStatus `json:"status"`
+}
+
+// Digest returns a digest of the statuses, in their order; "" if there are none.
+func (s *Statuses) Digest() string {
+	if len(s.Pods) == 0 {
+		return ""
+	}
+	text, err := json.Marshal(s)
+	if err != nil { // no status has what JSON has not
+		return ""
+	}
+	digest := sha256.Sum256(text)
+	return hex.EncodeToString(digest[:])
 }
 
 // BeatAnswer is the answer to a Beat.
@@ -234,6 +281,10 @@ type BeatAnswer struct {
 	Leads bool `json:"leads,omitempty"`
 	// Pool is how the pool is, if the hub leads; nil if the coordinator does not know it yet.
 	Pool *PoolState `json:"pool,omitempty"`
+	// NeedsStatuses is true if the coordinator does not have the Statuses of the node's Report.
+	NeedsStatuses bool `json:"needsStatuses,omitempty"`
+	// Reports are those of all nodes that may be forwarded, by node, if the hub leads.
+	Reports map[string]Report `json:"reports,omitempty"`
 }
 
 // maxNamed bounds each list of a PoolState. With the longest names, both fit into an annotation.

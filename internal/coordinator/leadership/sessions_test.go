@@ -2,9 +2,11 @@ package leadership
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/atoll-k8s/atoll/internal/governance"
@@ -43,4 +45,58 @@ func TestSessions(t *testing.T) {
 	expect(52, "[a b d] []")
 	s.Beat("x", &governance.Beat{IsRefused: true}, at(53)) // it has just left the pool
 	expect(53, "[a b d] []")
+}
+
+// TestReports: what a node reports counts from when it has changed, until the node reaches the cloud, and its statuses are
+// asked for once.
+func TestReports(t *testing.T) {
+	start := time.Now()
+	s := NewSessions(start)
+	at := func(seconds int) time.Time { return start.Add(time.Duration(seconds) * time.Second) }
+	statuses := &governance.Statuses{Pods: []governance.PodStatus{{Namespace: "default", Name: "web", UID: "1"}}}
+	beat := func(seconds, renewed int, digest string) bool {
+		return s.Beat("a", &governance.Beat{Report: &governance.Report{Renewed: metav1.NewMicroTime(at(renewed)), Digest: digest}}, at(seconds))
+	}
+	reports := func(seconds int) string {
+		var all []string
+		for node, r := range s.Reports(at(seconds)) {
+			all = append(all, fmt.Sprint(node, " ", r.Renewed.Sub(start), " ", r.Digest != ""))
+		}
+		return strings.Join(all, ", ")
+	}
+	if s.Put("a", statuses, 10); s.bytes != 0 || s.Statuses("a") != nil {
+		t.Error("the statuses of a node that reports nothing are kept")
+	}
+	if beat(1, -300, "") { // its clock is slow
+		t.Error("statuses are missing that there are none of")
+	}
+	if got := reports(15); got != "a -5m0s false" {
+		t.Errorf("the reports are %s", got)
+	}
+	beat(15, -300, "")
+	if got := reports(16); got != "" {
+		t.Errorf("15 s after a heartbeat the reports are %s, although it was said again", got)
+	}
+	if !beat(17, -290, statuses.Digest()) || !s.Put("a", statuses, 10) || beat(18, -290, statuses.Digest()) || s.Statuses("a") != statuses || s.bytes != 10 {
+		t.Error("the statuses are not asked for once")
+	}
+	if got := reports(18); got != "a -4m50s true" {
+		t.Errorf("the reports are %s", got)
+	}
+	if s.Put("a", statuses, maxStatuses+1) || s.bytes != 10 {
+		t.Error("there is no bound")
+	}
+	if !beat(19, -280, "another") || s.Reports(at(19))["a"].Digest != statuses.Digest() {
+		t.Error("the digest is not that of the statuses that are there")
+	}
+	s.Beat("a", &governance.Beat{HasCloud: true}, at(20))
+	if got := reports(20); got != "" || s.bytes != 0 || s.Statuses("a") != nil {
+		t.Errorf("of a node that reaches the cloud the reports are %s, %d bytes", got, s.bytes)
+	}
+	beat(21, -270, statuses.Digest())
+	s.Put("a", statuses, 10)
+	s.State(sets.New("b"), at(22))
+	if s.bytes != 0 || len(s.Reports(at(22))) != 0 {
+		t.Error("something is left of a node that has left the pool")
+	}
 }

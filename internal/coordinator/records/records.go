@@ -222,6 +222,12 @@ func (s *Set) Has(ref governance.Ref, uid string, version uint64) bool {
 	return found && record.UID == uid && record.Version >= version
 }
 
+// IsOf reports whether an object with this UID is stored, and a node has uploaded it.
+func (s *Set) IsOf(ref governance.Ref, node, uid string) bool {
+	record, found := s.records[ref]
+	return found && record.Node == node && record.UID == uid
+}
+
 // Check tells whether an object may be stored. record.Node is the node that uploads it, leads tells whether its hub
 // leads, and boundTo is the node that a pod is bound to.
 func (s *Set) Check(ref governance.Ref, record Record, leads bool, boundTo string, now time.Time) error {

@@ -194,6 +194,8 @@ func (w *Writer) Handler() http.Handler {
 	mux.HandleFunc("POST "+governance.BeatPath, ofNode(w, w.beat))
 	mux.HandleFunc("POST "+governance.InventoryPath, ofNode(w, w.inventory))
 	mux.HandleFunc("POST "+governance.PoolInventoryPath, ofNode(w, w.poolInventory))
+	mux.HandleFunc("POST "+governance.StatusesPath, ofNode(w, w.putStatuses))
+	mux.HandleFunc("GET "+governance.StatusesPath+"/{node}", ofNode(w, w.getStatuses))
 	put := ofNode(w, w.put)
 	mux.HandleFunc("PUT "+governance.ObjectsPath+"{resource}/{name}", put)
 	mux.HandleFunc("PUT "+governance.ObjectsPath+"{resource}/{namespace}/{name}", put)
@@ -280,9 +282,9 @@ func (w *Writer) beat(node string, r *http.Request) (answer governance.BeatAnswe
 		return answer, err
 	}
 	w.mu.Lock()
-	w.sessions.Beat(node, &beat, w.now())
+	answer.NeedsStatuses = w.sessions.Beat(node, &beat, w.now())
 	if answer.Leads = w.leadership.Beat(node, &beat, w.now()); answer.Leads {
-		answer.Pool = w.sessions.State(*w.pool.Load(), w.now())
+		answer.Pool, answer.Reports = w.sessions.State(*w.pool.Load(), w.now()), w.sessions.Reports(w.now())
 	}
 	w.mu.Unlock()
 	return answer, w.with(r.Context(), func(_ context.Context, s *records.Set) error {
@@ -296,6 +298,48 @@ func (w *Writer) leads(node string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.leadership.Leads(node, w.now())
+}
+
+// putStatuses notes the statuses of the pods of a node.
+func (w *Writer) putStatuses(node string, r *http.Request) (answer struct{}, err error) {
+	content, err := body(r, governance.MaxMessage)
+	if err != nil {
+		return answer, malformed{fmt.Errorf("reading the request: %w", err)}
+	}
+	statuses := &governance.Statuses{}
+	if err := json.Unmarshal(content, statuses); err != nil {
+		return answer, malformed{fmt.Errorf("reading the request: %w", err)}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.sessions.Put(node, statuses, int64(len(content))) {
+		return answer, &records.Refusal{Reason: records.Full, Message: "the statuses of all nodes would take too much memory"}
+	}
+	return answer, nil
+}
+
+// getStatuses returns the statuses of the pods of a node to the hub that leads: of those that the node has uploaded, and
+// no others.
+func (w *Writer) getStatuses(node string, r *http.Request) (answer governance.Statuses, err error) {
+	if !w.leads(node) {
+		return answer, &records.Refusal{Reason: records.Forbidden, Message: fmt.Sprintf("the hub of the node %s does not lead", node)}
+	}
+	of := r.PathValue("node")
+	w.mu.Lock()
+	statuses := w.sessions.Statuses(of)
+	w.mu.Unlock()
+	if statuses == nil {
+		return answer, nil
+	}
+	err = w.with(r.Context(), func(_ context.Context, s *records.Set) error {
+		for _, pod := range statuses.Pods {
+			if s.IsOf(governance.Ref{Resource: "pods", Namespace: pod.Namespace, Name: pod.Name}, of, pod.UID) {
+				answer.Pods = append(answer.Pods, pod)
+			}
+		}
+		return nil
+	})
+	return answer, err
 }
 
 func (w *Writer) inventory(node string, r *http.Request) (answer governance.InventoryAnswer, err error) {

@@ -4,13 +4,16 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/atoll-k8s/atoll/internal/governance"
 )
@@ -18,56 +21,72 @@ import (
 // maxAnswer bounds what is read of an answer of the cloud, in bytes.
 const maxAnswer = 1 << 20
 
-// delegate speaks for the pool in the cloud, as a ServiceAccount whose token the nodes of the pool may read. It is not
-// safe for concurrent use.
+// delegate speaks for the pool in the cloud, as a ServiceAccount whose token the nodes of the pool may read. It is safe for
+// concurrent use.
 type delegate struct {
 	// send sends a request to the cloud, as the node or with the token that it has.
 	send func(r *http.Request, asNode bool) (*http.Response, error)
+
+	mu sync.Mutex
 	// of is the pool of the token.
 	of, token string
 }
 
+// refusedError is the error of a request that the cloud refuses.
+type refusedError struct {
+	code int
+	text string
+}
+
+// Error implements error.
+func (e *refusedError) Error() string { return e.text }
+
 // do sends a request for a pool, with the token that was read last, and once more with a new one if the cloud does not take
-// that.
-func (d *delegate) do(ctx context.Context, pool, method, path string, body []byte) error {
-	for isNew := false; ; isNew = true {
-		if d.token == "" || d.of != pool || isNew {
-			if err := d.read(ctx, pool); err != nil {
-				return err
-			}
-			isNew = true
+// that. It returns the answer; a refusedError is any other one than a success.
+func (d *delegate) do(ctx context.Context, pool, method, path, contentType string, body []byte) ([]byte, error) {
+	last := ""
+	for {
+		token, err := d.tokenOf(ctx, pool, last)
+		if err != nil {
+			return nil, err
 		}
-		code, answer, err := d.ask(ctx, method, path, body, d.token)
+		code, answer, err := d.ask(ctx, method, path, contentType, body, token)
 		if err != nil || code/100 == 2 {
-			return err
+			return answer, err
 		}
-		if code != http.StatusUnauthorized || isNew {
-			return fmt.Errorf("%s %s as %s: the cloud answers %d: %s", method, path, governance.Delegate(pool), code, messageOf(answer))
+		if code != http.StatusUnauthorized || last != "" {
+			return nil, &refusedError{code, fmt.Sprintf("%s %s as %s: the cloud answers %d: %s", method, path, governance.Delegate(pool), code, messageOf(answer))}
 		}
+		last = token
 	}
 }
 
-// read reads the token of a pool.
-func (d *delegate) read(ctx context.Context, pool string) error {
+// tokenOf returns the token of a pool: what was read last, unless that is the one that the cloud has not taken.
+func (d *delegate) tokenOf(ctx context.Context, pool, refused string) (string, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.token != "" && d.of == pool && d.token != refused {
+		return d.token, nil
+	}
 	d.of, d.token = pool, ""
 	name := governance.Delegate(pool)
-	code, answer, err := d.ask(ctx, http.MethodGet, "/api/v1/namespaces/"+governance.Namespace+"/secrets/"+name, nil, "")
+	code, answer, err := d.ask(ctx, http.MethodGet, "/api/v1/namespaces/"+governance.Namespace+"/secrets/"+name, "", nil, "")
 	if err != nil {
-		return err
+		return "", err
 	}
 	if code != http.StatusOK {
-		return fmt.Errorf("reading the token of %s: the cloud answers %d: %s", name, code, messageOf(answer))
+		return "", fmt.Errorf("reading the token of %s: the cloud answers %d: %s", name, code, messageOf(answer))
 	}
 	var secret corev1.Secret
 	if json.Unmarshal(answer, &secret) != nil || len(secret.Data[governance.TokenField]) == 0 { // the error could have a part of the token
-		return fmt.Errorf("reading the token of %s: there is none in the Secret yet", name)
+		return "", fmt.Errorf("reading the token of %s: there is none in the Secret yet", name)
 	}
 	d.token = string(secret.Data[governance.TokenField])
-	return nil
+	return d.token, nil
 }
 
 // ask asks with a token, or as the node with "".
-func (d *delegate) ask(ctx context.Context, method, path string, body []byte, token string) (code int, answer []byte, err error) {
+func (d *delegate) ask(ctx context.Context, method, path, contentType string, body []byte, token string) (code int, answer []byte, err error) {
 	ctx, cancel := context.WithTimeout(ctx, sendWithin)
 	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, method, path, bytes.NewReader(body))
@@ -75,8 +94,8 @@ func (d *delegate) ask(ctx context.Context, method, path string, body []byte, to
 		return 0, nil, err
 	}
 	r.Header.Set("Accept", "application/json")
-	if body != nil {
-		r.Header.Set("Content-Type", "application/merge-patch+json")
+	if contentType != "" {
+		r.Header.Set("Content-Type", contentType)
 	}
 	if token != "" {
 		r.Header.Set("Authorization", "Bearer "+token)
@@ -103,8 +122,7 @@ func messageOf(answer []byte) string {
 }
 
 // pulse tells the cloud, while the hub leads, that the pool is there, and how it is.
-func (p *Pool) pulse(ctx context.Context) {
-	d := &delegate{send: p.options.Send}
+func (p *Pool) pulse(ctx context.Context, d *delegate) {
 	ticker := time.NewTicker(governance.PulseEvery)
 	defer ticker.Stop()
 	for {
@@ -137,8 +155,11 @@ func (p *Pool) sendPulse(ctx context.Context, d *delegate) error {
 		return nil
 	}
 	p.mu.Lock()
-	state := p.state
+	state, failing := p.state, p.failing
 	p.mu.Unlock()
+	if !failing.IsZero() { // whoever hears the pulse believes that what the leader does not forward was not said
+		return errors.New("nothing that is forwarded for other nodes is taken")
+	}
 	lease := map[string]any{"spec": map[string]any{"holderIdentity": p.options.NodeName, "renewTime": metav1.NewMicroTime(p.now())}}
 	if state != nil {
 		text, err := json.Marshal(state)
@@ -151,5 +172,6 @@ func (p *Pool) sendPulse(ctx context.Context, d *delegate) error {
 	if err != nil {
 		return err
 	}
-	return d.do(ctx, pool, http.MethodPatch, "/apis/coordination.k8s.io/v1/namespaces/"+governance.Namespace+"/leases/"+governance.Pulse(pool), text)
+	_, err = d.do(ctx, pool, http.MethodPatch, leasesOf(governance.Namespace)+governance.Pulse(pool), string(types.MergePatchType), text)
+	return err
 }

@@ -47,6 +47,13 @@ type Source interface {
 	Body(ref governance.Ref) ([]byte, error)
 }
 
+// NodeSource is what is kept of the node, and what it has to say to the cloud.
+type NodeSource interface {
+	Source
+	// Report returns what the node has written and could not send; nil if its kubelet is silent.
+	Report() (*governance.Report, *governance.Statuses)
+}
+
 // PoolSource is what belongs to the pool: see proxy.PoolInventory.
 type PoolSource interface {
 	Source
@@ -56,7 +63,7 @@ type PoolSource interface {
 
 // Options are those of New.
 type Options struct {
-	Source     Source
+	Source     NodeSource
 	PoolSource PoolSource
 	// HasCloud tells whether the hub reaches the cloud.
 	HasCloud func() bool
@@ -93,6 +100,8 @@ type Pool struct {
 	session string
 	number  uint64
 	beaten  time.Time
+	// unsent are the statuses that the last beat has reported.
+	unsent *governance.Statuses
 	// node and pool are what is told of the node, and of its pool while the hub leads.
 	node, pool told
 	refused    map[governance.Item]time.Time
@@ -102,6 +111,11 @@ type Pool struct {
 	// state is how the pool is, by the last answer to the hub that leads, and pulseProblem why the cloud does not hear of it.
 	state        *governance.PoolState
 	pulseProblem string
+	// reports are those of nodes that do not reach the cloud, and statuses what is known of theirs; while the hub leads.
+	reports  map[string]governance.Report
+	statuses map[string]*governance.Statuses
+	// failing is since when the cloud takes nothing that is forwarded; zero if it does, or there is nothing.
+	failing time.Time
 }
 
 // told is what the coordinator is told of a Source.
@@ -154,8 +168,11 @@ func New(o Options) *Pool {
 // follow is what the hub does while it leads.
 func (p *Pool) follow(ctx context.Context) {
 	var running sync.WaitGroup
+	d := &delegate{send: p.options.Send}
+	p.settle(time.Time{})
 	running.Go(func() { p.options.PoolSource.Follow(ctx) })
-	running.Go(func() { p.pulse(ctx) })
+	running.Go(func() { p.pulse(ctx, d) })
+	running.Go(func() { p.forward(ctx, d) })
 	running.Wait()
 }
 
@@ -275,6 +292,14 @@ func (p *Pool) round(ctx context.Context, addresses []string) error {
 	if err := p.tell(ctx, &p.node, answer.IsKnown, has); err != nil {
 		return err
 	}
+	if answer.NeedsStatuses && p.unsent != nil {
+		if err := p.post(ctx, governance.StatusesPath, p.unsent, nil); err != nil {
+			return err
+		}
+	}
+	if err := p.readStatuses(ctx); err != nil {
+		return err
+	}
 	if p.pool.inventory != nil && p.lead.Leads() {
 		if err := p.tell(ctx, &p.pool, answer.IsPoolKnown, has); err != nil {
 			return err
@@ -339,7 +364,12 @@ func (p *Pool) find(ctx context.Context, addresses []string) (answer governance.
 func (p *Pool) beat(ctx context.Context) (answer governance.BeatAnswer, err error) {
 	p.number++
 	p.beaten = p.now()
-	beat := governance.Beat{Session: p.session, Number: p.number, HasCloud: p.options.HasCloud(), Digest: p.node.digest(), PoolDigest: p.pool.digest(), IsRefused: p.options.IsRefused()}
+	hasCloud := p.options.HasCloud()
+	var report *governance.Report
+	if p.unsent = nil; !hasCloud {
+		report, p.unsent = p.options.Source.Report()
+	}
+	beat := governance.Beat{Session: p.session, Number: p.number, HasCloud: hasCloud && !p.abdicates(), Digest: p.node.digest(), PoolDigest: p.pool.digest(), IsRefused: p.options.IsRefused(), Report: report}
 	if !beat.HasCloud {
 		p.lead.answered(p.beaten, false)
 	}
@@ -347,7 +377,7 @@ func (p *Pool) beat(ctx context.Context) (answer governance.BeatAnswer, err erro
 		return answer, err
 	}
 	p.mu.Lock()
-	p.state = answer.Pool
+	p.state, p.reports = answer.Pool, answer.Reports
 	p.mu.Unlock()
 	p.lead.answered(p.beaten, answer.Leads)
 	return answer, nil

@@ -29,6 +29,8 @@ func (n node) Items() (items []governance.Item, err error) {
 	return items, nil
 }
 
+func (n node) Report() (*governance.Report, *governance.Statuses) { return nil, nil }
+
 func (n node) Body(ref governance.Ref) ([]byte, error) {
 	item, has := n[ref]
 	if !has {
@@ -63,6 +65,10 @@ type coordinator struct {
 	beats      []governance.Beat
 	// pool is what it says of the pool.
 	pool *governance.PoolState
+	// reports are what nodes report, statuses those of each, and reads counts how often they were read.
+	reports  map[string]governance.Report
+	statuses *governance.Statuses
+	reads    int
 	// at is the address at which it answers, and code what it answers to uploads; 0 means that it takes them.
 	at   string
 	also []string
@@ -96,7 +102,7 @@ func (c *coordinator) RoundTrip(r *http.Request) (*http.Response, error) {
 			return nil, err
 		}
 		c.beats = append(c.beats, beat)
-		return answer(http.StatusOK, governance.BeatAnswer{IsKnown: beat.Digest == c.digest, IsPoolKnown: beat.PoolDigest == c.poolDigest, Leads: c.leads && beat.HasCloud, Pool: c.pool})
+		return answer(http.StatusOK, governance.BeatAnswer{IsKnown: beat.Digest == c.digest, IsPoolKnown: beat.PoolDigest == c.poolDigest, Leads: c.leads && beat.HasCloud, Pool: c.pool, Reports: c.reports})
 	case governance.InventoryPath, governance.PoolInventoryPath:
 		var inventory governance.Inventory
 		if err := json.Unmarshal(body, &inventory); err != nil {
@@ -122,6 +128,9 @@ func (c *coordinator) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		slices.SortFunc(missing, governance.Ref.Compare)
 		return answer(http.StatusOK, governance.InventoryAnswer{Missing: missing})
+	case governance.StatusesPath + "/b":
+		c.reads++
+		return answer(http.StatusOK, c.statuses)
 	default:
 		var item governance.Item
 		if err := json.Unmarshal(body, &item); err != nil {

@@ -1,0 +1,275 @@
+package pool
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/atoll-k8s/atoll/internal/governance"
+)
+
+const (
+	// forwardEvery is the time between two looks at what is to be forwarded, and atATime for how many nodes at a time that
+	// is done: on a slow link each takes a while.
+	forwardEvery, atATime = time.Second, 8
+	// abdicatesAfter is after how long without any success a hub lets another one lead, and restsFor for how long.
+	abdicatesAfter, restsFor = 10 * time.Second, 30 * time.Second
+)
+
+// readStatuses reads the statuses of nodes that do not reach the cloud, while the hub leads.
+func (p *Pool) readStatuses(ctx context.Context) error {
+	p.mu.Lock()
+	reports, known := maps.Clone(p.reports), p.statuses
+	p.mu.Unlock()
+	statuses := map[string]*governance.Statuses{}
+	var failed error
+	for node, report := range reports {
+		if report.Digest == "" {
+			continue
+		}
+		if last := known[node]; last != nil && last.Digest() == report.Digest {
+			statuses[node] = last
+			continue
+		}
+		if p.now().Sub(p.beaten) > governance.BeatEvery {
+			if _, err := p.beat(ctx); err != nil {
+				return err
+			}
+		}
+		read := &governance.Statuses{}
+		code, reason, err := p.send(ctx, http.MethodGet, governance.StatusesPath+"/"+node, nil, read)
+		if err != nil || code != http.StatusOK {
+			failed = errors.Join(err, fmt.Errorf("reading the statuses of node %s: %d %s", node, code, reason))
+			break
+		}
+		statuses[node] = read
+	}
+	p.mu.Lock()
+	p.statuses = statuses
+	p.mu.Unlock()
+	return failed
+}
+
+// abdicates reports whether the hub lets another one lead, because the cloud takes nothing from it for others.
+func (p *Pool) abdicates() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	since := p.now().Sub(p.failing)
+	return !p.failing.IsZero() && since > abdicatesAfter && since < abdicatesAfter+restsFor
+}
+
+// settle notes since when nothing is taken.
+func (p *Pool) settle(failing time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.failing = failing
+}
+
+// forward tells the cloud, while the hub leads, what nodes say that do not reach it: each heartbeat once, and each status
+// of a pod when it has changed.
+func (p *Pool) forward(ctx context.Context, d *delegate) {
+	f := &forwarder{delegate: d, of: map[string]*forwarded{}}
+	ticker := time.NewTicker(forwardEvery)
+	defer ticker.Stop()
+	for logged := ""; ; {
+		p.mu.Lock()
+		reports, statuses, failing := maps.Clone(p.reports), p.statuses, p.failing
+		p.mu.Unlock()
+		f.pool = p.options.Pool()
+		taken, err := f.all(ctx, reports, statuses)
+		if ctx.Err() != nil {
+			return
+		}
+		switch {
+		case taken || len(reports) == 0:
+			p.settle(time.Time{})
+		case err != nil && failing.IsZero():
+			p.settle(p.now())
+		}
+		text := ""
+		if err != nil {
+			text = err.Error()
+		}
+		if text != logged {
+			p.options.Log.Info("Whether the cloud takes what is forwarded for other nodes has changed", "isTaken", err == nil, "reason", text)
+			logged = text
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+// forwarder knows what was forwarded.
+type forwarder struct {
+	delegate *delegate
+	pool     string
+	of       map[string]*forwarded
+}
+
+// forwarded is what was forwarded of a node.
+type forwarded struct {
+	// renewed is that of the last heartbeat, and lease the Lease as the cloud has it; nil if that is not known.
+	renewed metav1.MicroTime
+	lease   *unstructured.Unstructured
+	// pods has the digests of statuses, by UID.
+	pods map[string][sha256.Size]byte
+}
+
+// all forwards what is new of nodes. taken tells whether the cloud has taken all of one node, or there was nothing new; the
+// error is that of one node.
+func (f *forwarder) all(ctx context.Context, reports map[string]governance.Report, statuses map[string]*governance.Statuses) (taken bool, failed error) {
+	maps.DeleteFunc(f.of, func(node string, _ *forwarded) bool { _, reports := reports[node]; return !reports })
+	var mu sync.Mutex
+	var running sync.WaitGroup
+	room := make(chan struct{}, atATime)
+	for _, node := range slices.Sorted(maps.Keys(reports)) {
+		if f.of[node] == nil {
+			f.of[node] = &forwarded{pods: map[string][sha256.Size]byte{}}
+		}
+		done, report, of := f.of[node], reports[node], statuses[node]
+		room <- struct{}{}
+		running.Go(func() {
+			defer func() { <-room }()
+			err := f.one(ctx, node, done, report, of)
+			mu.Lock()
+			defer mu.Unlock()
+			if err == nil {
+				taken = true
+			} else if failed == nil {
+				failed = fmt.Errorf("node %s: %w", node, err)
+			}
+		})
+	}
+	running.Wait()
+	return taken, failed
+}
+
+// one forwards what is new of a node.
+func (f *forwarder) one(ctx context.Context, node string, done *forwarded, report governance.Report, statuses *governance.Statuses) error {
+	if !done.renewed.Equal(&report.Renewed) {
+		if err := f.heartbeat(ctx, node, done, report.Renewed); err != nil {
+			return err
+		}
+		done.renewed = report.Renewed
+	}
+	if statuses == nil {
+		return nil
+	}
+	var failed error
+	for i := range statuses.Pods {
+		failed = errors.Join(failed, f.status(ctx, done, &statuses.Pods[i]))
+	}
+	return failed
+}
+
+func leasesOf(namespace string) string {
+	return "/apis/" + coordinationv1.SchemeGroupVersion.String() + "/namespaces/" + namespace + "/leases/"
+}
+
+// heartbeat writes a heartbeat of a node into its Lease. The time there never goes back, whatever the clock of the node says.
+func (f *forwarder) heartbeat(ctx context.Context, node string, done *forwarded, renewed metav1.MicroTime) error {
+	path := leasesOf(corev1.NamespaceNodeLease) + node
+	if done.lease == nil {
+		answer, err := f.delegate.do(ctx, f.pool, http.MethodGet, path, "", nil)
+		if err != nil {
+			return err
+		}
+		if err := done.read(answer); err != nil {
+			return err
+		}
+	}
+	lease := done.lease.DeepCopy()
+	done.lease = nil // until the cloud has answered
+	at := renewed.Time
+	last, _, _ := unstructured.NestedString(lease.Object, "spec", "renewTime")
+	if before, err := time.Parse(time.RFC3339Nano, last); err == nil && !at.After(before) {
+		at = before.Add(time.Microsecond)
+	}
+	text := at.UTC().Format(metav1.RFC3339Micro)
+	if err := unstructured.SetNestedField(lease.Object, text, "spec", "renewTime"); err != nil {
+		return err
+	}
+	annotations := lease.GetAnnotations()
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	annotations[governance.DelegatedAnnotation] = text
+	lease.SetAnnotations(annotations)
+	body, err := lease.MarshalJSON()
+	if err != nil {
+		return err
+	}
+	answer, err := f.delegate.do(ctx, f.pool, http.MethodPut, path, "application/json", body)
+	if err != nil { // also if the node has renewed it by itself meanwhile
+		return err
+	}
+	return done.read(answer)
+}
+
+// read reads a Lease that the cloud has answered.
+func (d *forwarded) read(answer []byte) error {
+	lease := &unstructured.Unstructured{}
+	if err := lease.UnmarshalJSON(answer); err != nil {
+		return fmt.Errorf("reading a Lease: %w", err)
+	}
+	d.lease = lease
+	return nil
+}
+
+// ofKubelet are the conditions of a pod that its kubelet writes. Others are of other writers, in the cloud.
+var ofKubelet = map[corev1.PodConditionType]bool{
+	corev1.PodReady: true, corev1.ContainersReady: true, corev1.PodInitialized: true, corev1.PodReadyToStartContainers: true,
+}
+
+// status writes the status of a pod. One that is over stays as the cloud has it until its node says so itself: nobody else
+// can take it back.
+func (f *forwarder) status(ctx context.Context, done *forwarded, pod *governance.PodStatus) error {
+	if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+		return nil
+	}
+	var conditions []corev1.PodCondition
+	for _, c := range pod.Status.Conditions {
+		if ofKubelet[c.Type] {
+			conditions = append(conditions, c)
+		}
+	}
+	body, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": pod.UID},
+		"status": corev1.PodStatus{
+			Phase: pod.Status.Phase, Conditions: conditions, PodIP: pod.Status.PodIP, PodIPs: pod.Status.PodIPs, HostIP: pod.Status.HostIP, HostIPs: pod.Status.HostIPs,
+			StartTime: pod.Status.StartTime, InitContainerStatuses: pod.Status.InitContainerStatuses, ContainerStatuses: pod.Status.ContainerStatuses,
+		},
+	})
+	if err != nil {
+		return err
+	}
+	digest := sha256.Sum256(body)
+	if done.pods[pod.UID] == digest {
+		return nil
+	}
+	_, err = f.delegate.do(ctx, f.pool, http.MethodPatch, "/api/v1/namespaces/"+pod.Namespace+"/pods/"+pod.Name+"/status", string(types.StrategicMergePatchType), body)
+	var refused *refusedError
+	if errors.As(err, &refused) && (refused.code == http.StatusNotFound || refused.code == http.StatusConflict || refused.code == http.StatusUnprocessableEntity) {
+		err = nil // the pod is gone, or another one has its name, or somebody else forbids this status
+	}
+	if err == nil {
+		done.pods[pod.UID] = digest
+	}
+	return err
+}

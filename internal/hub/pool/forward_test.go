@@ -1,0 +1,249 @@
+package pool
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/atoll-k8s/atoll/internal/governance"
+)
+
+// leases is a cloud with the Leases of nodes, which takes pulses and statuses of pods.
+type leases struct {
+	tokens
+
+	// of has the renewTime and the delegated annotation of nodes, and version that of their last write.
+	of      map[string]*[2]string
+	version int
+	// refuse is the code for writes with a path that ends like this.
+	refuse map[string]int
+	wrote  []string
+}
+
+func (c *leases) send(r *http.Request, asNode bool) (*http.Response, error) {
+	name := r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
+	isLease := strings.HasPrefix(r.URL.Path, "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/")
+	if !isLease && name != "status" {
+		return c.tokens.send(r, asNode)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	answer := func(code int, content any) (*http.Response, error) {
+		text, err := json.Marshal(content)
+		return &http.Response{StatusCode: code, Body: io.NopCloser(strings.NewReader(string(text)))}, err
+	}
+	for suffix, code := range c.refuse {
+		if strings.HasSuffix(r.URL.Path, suffix) && r.Method != http.MethodGet {
+			return answer(code, map[string]string{"message": "no"})
+		}
+	}
+	body, _ := io.ReadAll(r.Body)
+	if !isLease {
+		c.wrote = append(c.wrote, r.URL.Path+" "+string(body))
+		return answer(http.StatusOK, struct{}{})
+	}
+	lease := c.of[name]
+	if lease == nil {
+		return answer(http.StatusNotFound, map[string]string{"message": "not found"})
+	}
+	if r.Method == http.MethodPut {
+		var put struct {
+			Metadata struct {
+				ResourceVersion string            `json:"resourceVersion"`
+				Annotations     map[string]string `json:"annotations"`
+			} `json:"metadata"`
+			Spec struct {
+				RenewTime      string `json:"renewTime"`
+				HolderIdentity string `json:"holderIdentity"`
+			} `json:"spec"`
+		}
+		if err := json.Unmarshal(body, &put); err != nil {
+			return nil, err
+		}
+		if put.Metadata.ResourceVersion != fmt.Sprint(c.version) {
+			return answer(http.StatusConflict, map[string]string{"message": "changed"})
+		}
+		if put.Spec.RenewTime <= lease[0] || put.Spec.HolderIdentity != name || put.Metadata.Annotations["kept"] != "yes" {
+			return answer(http.StatusUnprocessableEntity, map[string]string{"message": string(body)})
+		}
+		c.version++
+		*lease = [2]string{put.Spec.RenewTime, put.Metadata.Annotations[governance.DelegatedAnnotation]}
+		c.wrote = append(c.wrote, name+" "+put.Spec.RenewTime)
+	}
+	return answer(http.StatusOK, map[string]any{
+		"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+		"metadata": map[string]any{"name": name, "resourceVersion": fmt.Sprint(c.version), "annotations": map[string]string{"kept": "yes"}},
+		"spec":     map[string]any{"holderIdentity": name, "renewTime": lease[0]},
+	})
+}
+
+func (c *leases) taken() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	wrote := c.wrote
+	c.wrote = nil
+	slices.Sort(wrote)
+	return wrote
+}
+
+const cloudTime = "2030-01-01T00:00:00.000000Z"
+
+func at(seconds int) metav1.MicroTime {
+	base, _ := time.Parse(time.RFC3339Nano, cloudTime)
+	return metav1.NewMicroTime(base.Add(time.Duration(seconds) * time.Second))
+}
+
+// newForwarder returns a hub that leads, and its cloud with the Leases of b and c.
+func newForwarder(t *testing.T) (*leader, *leases) {
+	l := newLeaderRig(t)
+	c := &leases{tokens: tokens{token: "x", accepted: "x"}, of: map[string]*[2]string{"b": {cloudTime, ""}, "c": {cloudTime, ""}}, refuse: map[string]int{}}
+	l.pool.options.Send = c.send
+	l.coordinator.reports = map[string]governance.Report{}
+	return l, c
+}
+
+func (l *leader) run(seconds int) {
+	l.Helper()
+	for range seconds / 2 {
+		if err := l.next(); err != nil {
+			l.Error(err)
+		}
+	}
+}
+
+// TestHeartbeatsAreForwardedOnce: the time in the Lease grows with each, whatever the clock of the node says, and nothing
+// is written twice.
+func TestHeartbeatsAreForwardedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, c := newForwarder(t)
+		expect := func(want ...string) {
+			t.Helper()
+			l.run(20)
+			if got := c.taken(); !slices.Equal(got, want) {
+				t.Errorf("the cloud has got %q, want %q", got, want)
+			}
+		}
+		expect()
+		l.coordinator.reports["b"], l.coordinator.reports["c"] = governance.Report{Renewed: at(10)}, governance.Report{Renewed: at(-300)}
+		expect("b 2030-01-01T00:00:10.000000Z", "c 2030-01-01T00:00:00.000001Z")
+		if lease := c.of["c"]; lease[1] != lease[0] {
+			t.Errorf("the Lease says that it is delegated for %q", lease[1])
+		}
+		expect()
+		l.coordinator.reports["c"] = governance.Report{Renewed: at(-290)}
+		expect("c 2030-01-01T00:00:00.000002Z")
+		c.mu.Lock()
+		c.version, *c.of["b"] = c.version+1, [2]string{"2030-01-01T00:01:00.000000Z", ""} // its kubelet has renewed it
+		c.mu.Unlock()
+		l.coordinator.reports["b"] = governance.Report{Renewed: at(20)}
+		expect("b 2030-01-01T00:01:00.000001Z")
+		delete(l.coordinator.reports, "b")
+		expect()
+		l.coordinator.leads = false
+		l.coordinator.reports["c"] = governance.Report{Renewed: at(300)}
+		expect()
+	})
+}
+
+// TestStatusesAreForwarded: each pod's when it has changed, only what a kubelet writes, and none that says that a pod is
+// over.
+func TestStatusesAreForwarded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, c := newForwarder(t)
+		pod := func(name string, phase corev1.PodPhase, ready corev1.ConditionStatus) governance.PodStatus {
+			return governance.PodStatus{Namespace: "default", Name: name, UID: "uid-" + name, Status: corev1.PodStatus{
+				Phase: phase, PodIP: "10.0.0.1", NominatedNodeName: "x", Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: ready}, {Type: "example.com/ready", Status: corev1.ConditionTrue}},
+			}}
+		}
+		set := func(renewed int, pods ...governance.PodStatus) {
+			statuses := &governance.Statuses{Pods: pods}
+			l.coordinator.statuses = statuses
+			l.coordinator.reports["b"] = governance.Report{Renewed: at(renewed), Digest: statuses.Digest()}
+		}
+		forwarded := func() (pods []string) {
+			l.run(10)
+			for _, wrote := range c.taken() {
+				if path, body, is := strings.Cut(wrote, "/status "); is {
+					pods = append(pods, path[strings.LastIndex(path, "/")+1:])
+					if !strings.Contains(body, `"uid":"uid-`) || strings.Contains(body, "example.com") || strings.Contains(body, "nominated") || !strings.Contains(body, `"podIP":"10.0.0.1"`) {
+						t.Errorf("the status is %s", body)
+					}
+				}
+			}
+			return pods
+		}
+		expect := func(want ...string) {
+			t.Helper()
+			if got := forwarded(); !slices.Equal(got, want) {
+				t.Errorf("statuses are forwarded of %q, want %q", got, want)
+			}
+		}
+		set(10, pod("web", corev1.PodRunning, corev1.ConditionFalse), pod("db", corev1.PodRunning, corev1.ConditionTrue), pod("job", corev1.PodFailed, corev1.ConditionFalse))
+		expect("db", "web")
+		set(20, pod("web", corev1.PodRunning, corev1.ConditionTrue), pod("db", corev1.PodRunning, corev1.ConditionTrue))
+		expect("web")
+		reads := l.coordinator.reads
+		set(30, pod("web", corev1.PodRunning, corev1.ConditionTrue), pod("db", corev1.PodRunning, corev1.ConditionTrue))
+		expect()
+		if l.coordinator.reads != reads {
+			t.Error("statuses that are known are read again")
+		}
+		for _, code := range []int{http.StatusNotFound, http.StatusConflict, http.StatusUnprocessableEntity} { // it is gone, or another one, or somebody forbids it: said once
+			c.refuse["/web/status"] = code
+			set(code, pod("web", corev1.PodRunning, corev1.ConditionFalse))
+			expect()
+			delete(c.refuse, "/web/status")
+			expect()
+			set(code+1, pod("web", corev1.PodRunning, corev1.ConditionTrue))
+			expect("web")
+		}
+		c.refuse["/web/status"] = http.StatusServiceUnavailable
+		set(1000, pod("web", corev1.PodRunning, corev1.ConditionFalse))
+		expect()
+		delete(c.refuse, "/web/status")
+		expect("web")
+	})
+}
+
+// TestALeaderThatIsRefused lets another one lead, and says nothing of the pool meanwhile.
+func TestALeaderThatIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, c := newForwarder(t)
+		l.run(20)
+		c.taken()
+		c.refuse["/b"], c.refuse["/c"] = http.StatusTooManyRequests, http.StatusForbidden
+		l.coordinator.reports["b"], l.coordinator.reports["c"] = governance.Report{Renewed: at(10)}, governance.Report{Renewed: at(10)}
+		hasCloud := func() bool { return l.coordinator.beats[len(l.coordinator.beats)-1].HasCloud }
+		l.run(8)
+		if !hasCloud() {
+			t.Error("the hub abdicates at once")
+		}
+		c.take()
+		l.run(8)
+		if hasCloud() || strings.Contains(c.take(), "PATCH") {
+			t.Error("the hub still leads, or it says how the pool is")
+		}
+		l.run(20)
+		if hasCloud() {
+			t.Error("the hub leads again at once")
+		}
+		delete(c.refuse, "/b") // one of them is enough
+		l.run(20)
+		if !hasCloud() || len(c.taken()) == 0 || !strings.Contains(c.take(), "PATCH") {
+			t.Error("the hub does not lead again")
+		}
+		l.run(20)
+		if !hasCloud() {
+			t.Error("one node that is refused ends the lead")
+		}
+	})
+}

@@ -1,0 +1,90 @@
+package proxy
+
+import (
+	"encoding/json"
+	"strings"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/atoll-k8s/atoll/internal/governance"
+	"github.com/atoll-k8s/atoll/internal/hub/journal"
+)
+
+// Report returns what the node has written while the cloud is away: its last heartbeat, and the statuses of the pods that
+// the cloud does not have, of those in the last call of Items. It returns nil if the kubelet is silent, or nothing of it
+// is kept: the hub never makes a node look alive.
+func (i *Inventory) Report() (*governance.Report, *governance.Statuses) {
+	p := i.proxy
+	if p.Journal == nil || p.replay.isSilent() {
+		return nil, nil
+	}
+	leases := p.Journal.Of("/apis/" + coordinationv1.SchemeGroupVersion.String() + "/namespaces/" + corev1.NamespaceNodeLease + "/leases/" + p.Recognizer.NodeName)
+	if len(leases) == 0 {
+		return nil, nil
+	}
+	var lease coordinationv1.Lease
+	if json.Unmarshal(leases[len(leases)-1].Body, &lease) != nil || lease.Spec.RenewTime == nil {
+		return nil, nil
+	}
+	statuses := i.statuses()
+	return &governance.Report{Renewed: *lease.Spec.RenewTime, Digest: statuses.Digest()}, statuses
+}
+
+// statuses returns those of the pods of which writes are kept, in the order of the first of these writes.
+func (i *Inventory) statuses() *governance.Statuses {
+	statuses, has := &governance.Statuses{}, map[string]bool{}
+	i.proxy.Journal.Each(func(e *journal.Entry) {
+		ref, is := podOf(e.Object)
+		if !is || e.Kind != journal.Status || has[e.Object] {
+			return
+		}
+		has[e.Object] = true
+		statuses.Pods = append(statuses.Pods, governance.PodStatus{Namespace: ref.Namespace, Name: ref.Name})
+	})
+	known := statuses.Pods[:0]
+	for _, pod := range statuses.Pods {
+		if i.complete(&pod) {
+			known = append(known, pod)
+		}
+	}
+	statuses.Pods = known
+	return statuses
+}
+
+// podOf returns the pod of a path.
+func podOf(path string) (ref governance.Ref, is bool) {
+	rest, is := strings.CutPrefix(path, "/api/v1/namespaces/")
+	namespace, name, has := strings.Cut(rest, "/pods/")
+	return governance.Ref{Resource: "pods", Namespace: namespace, Name: name}, is && has
+}
+
+// complete adds the UID and the status of a pod as the node wants it. It returns false if that is not known.
+func (i *Inventory) complete(status *governance.PodStatus) bool {
+	ref := governance.Ref{Resource: "pods", Namespace: status.Namespace, Name: status.Name}
+	key, has := i.at[ref]
+	if !has {
+		return false
+	}
+	contentType, body, err := i.proxy.keptAt(key, ref)
+	if err != nil {
+		return false
+	}
+	pod, err := decode(contentType, body, podKind)
+	if err != nil {
+		return false
+	}
+	entries := i.proxy.Journal.Of(pathOf(ref.Namespace, ref.Name))
+	for n := range entries {
+		if uid := uidIn(&entries[n]); uid != "" && uid != string(pod.GetUID()) {
+			return false // they are of an earlier pod of this name
+		}
+	}
+	after, err := withEntries(pod, podKind, entries)
+	wanted, is := after.(*corev1.Pod)
+	if err != nil || !is {
+		return false
+	}
+	status.UID, status.Status = string(wanted.UID), wanted.Status
+	return true
+}
