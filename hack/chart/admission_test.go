@@ -2,6 +2,7 @@ package chart
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"slices"
 	"strconv"
@@ -207,8 +208,9 @@ func (w write) attributes(t *testing.T) (admission.Attributes, schema.GroupVersi
 // selects reports whether the rules of a policy select a write.
 func (p *compiledPolicy) selects(w write) bool {
 	group, rest, _ := strings.Cut(w.resource, "/")
+	resource, _, isSub := strings.Cut(rest, "/")
 	return slices.ContainsFunc(p.Spec.MatchConstraints.ResourceRules, func(rule admissionregistrationv1.NamedRuleWithOperations) bool {
-		return slices.Contains(rule.APIGroups, group) && slices.Contains(rule.Resources, rest) &&
+		return slices.Contains(rule.APIGroups, group) && (slices.Contains(rule.Resources, rest) || isSub && slices.Contains(rule.Resources, resource+"/*")) &&
 			slices.Contains(rule.Operations, admissionregistrationv1.OperationType(w.operation()))
 	})
 }
@@ -381,11 +383,95 @@ func TestNodeAutonomyAndCoordinatorExcludeEachOther(t *testing.T) {
 	}
 }
 
+// poolRights are those of the delegate of the pool edge, which has the node a.
+type poolRights struct{}
+
+func (poolRights) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	if a.GetAPIGroup() == "atoll.dev" && a.GetResource() == "delegations" && a.GetNamespace() == "atoll-pools" && a.GetVerb() == "update" && a.GetName() == "a" {
+		return authorizer.DecisionAllow, "", nil
+	}
+	return authorizer.DecisionNoOpinion, "", nil
+}
+
+// TestAPoolSpeaksForItsNodesOnly: its delegate forwards heartbeats, whose times grow, and statuses of pods, and can write
+// nothing else, whatever RBAC allows it.
+func TestAPoolSpeaksForItsNodesOnly(t *testing.T) {
+	p := policiesOf(t, render(t, load(t), everything()))
+	lease := func(metadata, renewed, rest string) string {
+		return fmt.Sprintf("metadata: {name: a%s}\nspec: {holderIdentity: a, leaseDurationSeconds: 40, renewTime: %q%s}", metadata, renewed, rest)
+	}
+	delegated := func(renewed string) string { return ", annotations: {kept: '1', atoll.dev/delegated: '" + renewed + "'}" }
+	const t1, t2, kept = "2030-01-01T00:00:00.000000Z", "2030-01-01T00:00:00.000001Z", ", annotations: {kept: '1'}"
+	pod := func(metadata, node, phase string) string {
+		return fmt.Sprintf("metadata: {name: web%s}\nspec: {nodeName: %s}\nstatus: {phase: %s}", metadata, node, phase)
+	}
+	const (
+		other    = "a pool may update Leases of its nodes and statuses of their pods, and nothing else"
+		foreign  = "the node is not in the pool"
+		metadata = "a pool may change no metadata but the annotation atoll.dev/delegated of a Lease"
+		time     = "renewTime must grow, and atoll.dev/delegated must be equal to it"
+		fields   = "a pool may change nothing of a Lease but when it was renewed"
+		over     = "a pool may not say that a pod is over, nor write the status of one that is"
+		leases   = "coordination.k8s.io/leases"
+		status   = "/pods/status"
+	)
+	for name, tc := range map[string]struct{ resource, before, now, want string }{
+		"a heartbeat":                            {leases, lease(kept, t1, ""), lease(delegated(t2), t2, ""), ""},
+		"the next one":                           {leases, lease(delegated(t1), t1, ""), lease(delegated(t2), t2, ""), ""},
+		"the first of a Lease without one":       {leases, "metadata: {name: a}\nspec: {holderIdentity: a}", "metadata: {name: a, annotations: {atoll.dev/delegated: '" + t1 + "'}}\nspec: {holderIdentity: a, renewTime: '" + t1 + "'}", ""},
+		"a heartbeat that does not say who says": {leases, lease(kept, t1, ""), lease(kept, t2, ""), time},
+		"one that says another time":             {leases, lease(kept, t1, ""), lease(delegated(t1), t2, ""), time},
+		"one that goes back":                     {leases, lease(kept, t2, ""), lease(delegated(t1), t1, ""), time},
+		"one that stays":                         {leases, lease(kept, t1, ""), lease(delegated(t1), t1, ""), time},
+		"one without a time":                     {leases, lease(kept, t1, ""), "metadata: {name: a, annotations: {kept: '1'}}\nspec: {holderIdentity: a, leaseDurationSeconds: 40}", time},
+		"one of another pool's node":             {leases, strings.ReplaceAll(lease(kept, t1, ""), "name: a", "name: b"), strings.ReplaceAll(lease(delegated(t2), t2, ""), "name: a", "name: b"), foreign},
+		"another holder":                         {leases, lease(kept, t1, ""), strings.Replace(lease(delegated(t2), t2, ""), "holderIdentity: a", "holderIdentity: b", 1), fields},
+		"a longer duration":                      {leases, lease(kept, t1, ""), strings.Replace(lease(delegated(t2), t2, ""), "40", "40000", 1), fields},
+		"an acquireTime":                         {leases, lease(kept, t1, ""), lease(delegated(t2), t2, ", acquireTime: '"+t1+"'"), fields},
+		"a strategy":                             {leases, lease(kept, t1, ""), lease(delegated(t2), t2, ", strategy: OldestEmulationVersion"), fields},
+		"another annotation":                     {leases, lease(kept, t1, ""), lease(strings.Replace(delegated(t2), "kept: '1'", "kept: '2'", 1), t2, ""), metadata},
+		"an annotation less":                     {leases, lease(kept, t1, ""), lease(strings.Replace(delegated(t2), "kept: '1', ", "", 1), t2, ""), metadata},
+		"an owner less":                          {leases, lease(kept+", ownerReferences: [{apiVersion: v1, kind: Node, name: a, uid: '1'}]", t1, ""), lease(delegated(t2), t2, ""), metadata},
+		"a Lease is created":                     {leases, "", lease(delegated(t2), t2, ""), other},
+		"a Lease is deleted":                     {leases, lease(kept, t1, ""), "", other},
+		"a status":                               {status, pod("", "a", "Running"), pod("", "a", "Pending"), ""},
+		"a status of a pod elsewhere":            {status, pod("", "b", "Running"), pod("", "b", "Pending"), foreign},
+		"a status of a pod on no node":           {status, "metadata: {name: web}\nspec: {}", "metadata: {name: web}\nspec: {}\nstatus: {phase: Running}", foreign},
+		"a pod is said to be over":               {status, pod("", "a", "Running"), pod("", "a", "Failed"), over},
+		"a pod that is over runs":                {status, pod("", "a", "Succeeded"), pod("", "a", "Running"), over},
+		"a label of a pod":                       {status, pod("", "a", "Running"), pod(", labels: {app: web}", "a", "Running"), metadata},
+		"an annotation of a pod":                 {status, pod("", "a", "Running"), pod(", annotations: {atoll.dev/delegated: x}", "a", "Running"), metadata},
+		"a finalizer less":                       {status, pod(", finalizers: [a]", "a", "Running"), pod("", "a", "Running"), metadata},
+		"a pod itself":                           {"/pods", pod("", "a", "Running"), pod("", "a", "Pending"), other},
+		"a pod is created":                       {"/pods", "", pod("", "a", "Running"), other},
+		"a node":                                 {"/nodes", "metadata: {name: a}", "metadata: {name: a, labels: {a: b}}", other},
+		"a node's status":                        {"/nodes/status", "metadata: {name: a}", "metadata: {name: a}\nstatus: {}", other},
+	} {
+		t.Run(name, func(t *testing.T) {
+			where := map[bool]string{true: "kube-node-lease", false: "default"}[tc.resource == leases]
+			for _, by := range []string{"delegate-edge", "default"} { // also who is no delegate, but in that namespace
+				w := write{by: &user.DefaultInfo{Name: "system:serviceaccount:atoll-pools:" + by, Groups: []string{"system:serviceaccounts", "system:serviceaccounts:atoll-pools"}}, resource: tc.resource, before: tc.before, now: tc.now, namespace: where}
+				got := p.refusals(t, w, poolRights{})
+				if tc.want != "" && tc.want != other && len(got) > 0 {
+					got = slices.DeleteFunc(got, func(text string) bool { return text != tc.want })
+				}
+				if tc.want == other && len(got) > 0 {
+					got = []string{other}
+				}
+				expect(t, got, tc.want)
+			}
+			expect(t, p.refusals(t, write{by: &user.DefaultInfo{Name: "system:serviceaccount:kube-system:default", Groups: []string{"system:serviceaccounts:kube-system"}}, resource: "coordination.k8s.io/leases", before: tc.before, now: tc.now, namespace: where}, poolRights{}), "")
+		})
+	}
+	pulse := write{by: &user.DefaultInfo{Name: "system:serviceaccount:atoll-pools:delegate-edge", Groups: []string{"system:serviceaccounts:atoll-pools"}}, resource: leases, before: lease("", t1, ""), now: lease("", t2, ""), namespace: "atoll-pools"}
+	expect(t, p.refusals(t, pulse, poolRights{}), "")
+}
+
 // TestFailClosedPoliciesMatchAtollOnly: the policies are about our own identity, our own kinds and nodes,
 // and a value turns each of them off. One that is about other users' writes to other kinds
 // must let them pass when it fails.
 func TestFailClosedPoliciesMatchAtollOnly(t *testing.T) {
-	ours := map[string]bool{"atoll-united-authors": true, "atoll-override-authors": true}
+	ours := map[string]bool{"atoll-united-authors": true, "atoll-override-authors": true, "atoll-delegates": true} // the last one's subjects are ours
 	for key, object := range render(t, load(t), everything()) {
 		p, ok := object.(*admissionregistrationv1.ValidatingAdmissionPolicy)
 		if !ok || *p.Spec.FailurePolicy == admissionregistrationv1.Ignore || ours[p.Name] {

@@ -127,6 +127,8 @@ func (s *scope) address() string {
 // +kubebuilder:rbac:roleName=atoll-manager-coordinator,namespace=atoll-pools,groups="",resources=serviceaccounts/token,verbs=create
 // +kubebuilder:rbac:roleName=atoll-manager-coordinator,namespace=atoll-pools,groups=rbac.authorization.k8s.io,resources=roles;rolebindings,verbs=get;create;update;delete
 // +kubebuilder:rbac:roleName=atoll-manager-coordinator,namespace=atoll-pools,groups=coordination.k8s.io,resources=leases,verbs=get;list;watch;create;update;patch;delete
+// +kubebuilder:rbac:roleName=atoll-manager-coordinator,namespace=atoll-pools,groups=atoll.dev,resources=delegations,verbs=update
+// +kubebuilder:rbac:roleName=atoll-manager-coordinator,groups=admissionregistration.k8s.io,resources=validatingadmissionpolicies;validatingadmissionpolicybindings,resourceNames=atoll-delegates,verbs=get
 // +kubebuilder:rbac:roleName=atoll-manager-coordinator,namespace=kube-system,groups="",resources=configmaps,resourceNames=extension-apiserver-authentication,verbs=get
 
 // SetupWithManager registers the controller. All passes write the one UnitedDeployment, so there is one at a time.

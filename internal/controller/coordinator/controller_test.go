@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -61,6 +62,7 @@ func newSite(t *testing.T, objects ...client.Object) *site {
 	objects = append(objects, pool("edge", "a", "b", "c"), &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: authenticationConfigMap}, Data: map[string]string{clientCAField: "the CA of nodes"},
 	})
+	objects = append(objects, &admissionregistrationv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: delegatesPolicy}}, &admissionregistrationv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: delegatesPolicy}})
 	s.all = build.Client(interceptor.Funcs{}, objects...)
 	written := func(verb string, o client.Object) error {
 		write := fmt.Sprintf("%s %T %s", verb, o, o.GetName())

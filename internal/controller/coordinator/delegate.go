@@ -2,12 +2,14 @@ package coordinator
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"time"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -28,6 +30,8 @@ const (
 	// tokenExpires, in the Secret with a token, is when it expires, and tokenAccount the UID of its ServiceAccount. The
 	// Secret has nodeNames, too: the nodes that may have read it.
 	tokenExpires, tokenAccount = "expires", "account"
+	// delegatesPolicy is the name of the ValidatingAdmissionPolicy that bounds all delegates, and of its binding.
+	delegatesPolicy = "atoll-delegates"
 )
 
 // delegateOf returns what lets the hubs of a pool speak for it in the cloud: a ServiceAccount that may write the pulse
@@ -37,8 +41,11 @@ func delegateOf(pool string, nodes []string) (account *corev1.ServiceAccount, ot
 	named := func(name string) metav1.ObjectMeta {
 		return metav1.ObjectMeta{Namespace: governance.Namespace, Name: name, Labels: map[string]string{nameLabel: nameValue}}
 	}
-	role := func(name, group, resource, object string, verbs ...string) *rbacv1.Role {
-		return &rbacv1.Role{ObjectMeta: named(name), Rules: []rbacv1.PolicyRule{{APIGroups: []string{group}, Resources: []string{resource}, ResourceNames: []string{object}, Verbs: verbs}}}
+	rule := func(verb, group, resource string, objects ...string) rbacv1.PolicyRule {
+		return rbacv1.PolicyRule{Verbs: []string{verb}, APIGroups: []string{group}, Resources: []string{resource}, ResourceNames: objects}
+	}
+	role := func(name string, rules ...rbacv1.PolicyRule) *rbacv1.Role {
+		return &rbacv1.Role{ObjectMeta: named(name), Rules: rules}
 	}
 	binding := func(name string, subjects ...rbacv1.Subject) *rbacv1.RoleBinding {
 		return &rbacv1.RoleBinding{ObjectMeta: named(name), RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name}, Subjects: subjects}
@@ -49,9 +56,11 @@ func delegateOf(pool string, nodes []string) (account *corev1.ServiceAccount, ot
 	}
 	account = &corev1.ServiceAccount{ObjectMeta: named(name), AutomountServiceAccountToken: ptr.To(false)}
 	return account, []client.Object{
-		role(name, coordinationv1.GroupName, "leases", governance.Pulse(pool), "patch"),
+		role(name, rule("patch", coordinationv1.GroupName, "leases", governance.Pulse(pool)),
+			// No such resource is served: a policy of the chart asks by this for which nodes the pool speaks.
+			rule("update", "atoll.dev", "delegations", nodes...)),
 		binding(name, rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: governance.Namespace, Name: name}),
-		role(name+"-readers", corev1.GroupName, "secrets", name, "get"),
+		role(name+"-readers", rule("get", corev1.GroupName, "secrets", name)),
 		binding(name+"-readers", readers...),
 		&coordinationv1.Lease{ObjectMeta: named(governance.Pulse(pool))},
 	}
@@ -76,7 +85,20 @@ func (r *Reconciler) delegate(ctx context.Context, s *scope) error {
 			return err
 		}
 	}
+	if err := r.isBounded(ctx); err != nil {
+		return errors.Join(err, r.remove(ctx, s, governance.Delegate(s.coordinator.Spec.NodePool)))
+	}
 	return r.writeToken(ctx, s, account)
+}
+
+// isBounded returns an error unless the policy is there without which a delegate could speak for all nodes of the cluster.
+func (r *Reconciler) isBounded(ctx context.Context) error {
+	for _, o := range []client.Object{&admissionregistrationv1.ValidatingAdmissionPolicy{}, &admissionregistrationv1.ValidatingAdmissionPolicyBinding{}} {
+		if err := r.Live.Get(ctx, client.ObjectKey{Name: delegatesPolicy}, o); err != nil {
+			return fmt.Errorf("no pool gets a token without the policy %s of the chart: %w", delegatesPolicy, err)
+		}
+	}
+	return nil
 }
 
 // ensure creates an object, or makes it as it should be. It has its UID then.

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -54,7 +55,7 @@ func (s *site) subjects(name string) string {
 func TestTheDelegate(t *testing.T) {
 	s := newSite(t, of("one", "edge", 0))
 	s.rest("one")
-	if got, want := s.subjects("delegate-edge"), "ServiceAccount delegate-edge, [patch] [leases] [pool-edge]"; got != want {
+	if got, want := s.subjects("delegate-edge"), "ServiceAccount delegate-edge, [patch] [leases] [pool-edge], [update] [delegations] [a b c]"; got != want {
 		t.Errorf("who speaks for the pool: %s, want %s", got, want)
 	}
 	if got, want := s.subjects("delegate-edge-readers"), "User system:node:a, User system:node:b, User system:node:c, [get] [secrets] [delegate-edge]"; got != want {
@@ -151,6 +152,26 @@ func TestATokenThatCannotBeHad(t *testing.T) {
 	}
 	if got := s.access("one"); !strings.HasPrefix(got, "Unknown WriteFailed requesting a token of ServiceAccount atoll-pools/delegate-edge: a quota") {
 		t.Errorf("PodAccess is %s", got)
+	}
+}
+
+// TestNoTokenWithoutThePolicy that bounds it, also none that was made before.
+func TestNoTokenWithoutThePolicy(t *testing.T) {
+	for _, o := range []client.Object{&admissionregistrationv1.ValidatingAdmissionPolicy{}, &admissionregistrationv1.ValidatingAdmissionPolicyBinding{}} {
+		s := newSite(t, of("one", "edge", 0))
+		s.runs("edge", "b", corev1.ConditionTrue)
+		s.rest("one")
+		s.get(o, "", delegatesPolicy)
+		if err := s.all.Delete(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			_, _ = s.pass("one")
+			s.clock.Step(time.Second)
+		}
+		if got := s.access("one"); s.data("delegate-edge") != nil || !strings.HasPrefix(got, "Unknown WriteFailed no pool gets a token without the policy atoll-delegates of the chart") {
+			t.Errorf("without %T the Secret has %v, and PodAccess is %s", o, s.data("delegate-edge"), got)
+		}
 	}
 }
 
