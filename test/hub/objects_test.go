@@ -96,7 +96,7 @@ func (v variation) pod(name string) *corev1.Pod {
 		Ports:     pick(v, nil, []corev1.ContainerPort{{Name: "web", ContainerPort: 80}, {Name: "dns", ContainerPort: 53, Protocol: corev1.ProtocolUDP}}),
 		Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(pick(v, "1m", "0.001", "1e-3"))}},
 		ReadinessProbe: pick(v, nil, &corev1.Probe{
-			PeriodSeconds: 3600, ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/?a=\"b\"&c", Port: pick(v, intstr.FromInt32(80), intstr.FromString("80"), intstr.FromString("web"))}},
+			PeriodSeconds: 3600, ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/?a=\"b\"&c", Port: pick(v, intstr.FromInt32(80), intstr.FromString("web"))}},
 		}),
 	}
 	p := &corev1.Pod{ObjectMeta: v.meta(name), Spec: corev1.PodSpec{
@@ -121,7 +121,7 @@ func (v variation) pod(name string) *corev1.Pod {
 func (v variation) service(name string) *corev1.Service {
 	o := &corev1.Service{ObjectMeta: v.meta(name), Spec: corev1.ServiceSpec{
 		Ports: []corev1.ServicePort{
-			{Name: "web", Port: 80, TargetPort: pick(v, intstr.FromInt32(8080), intstr.FromString("8080"), intstr.FromString("web")), AppProtocol: pick(v, nil, ptr.To("kubernetes.io/h2c"))},
+			{Name: "web", Port: 80, TargetPort: pick(v, intstr.FromInt32(8080), intstr.FromString("web")), AppProtocol: pick(v, nil, ptr.To("kubernetes.io/h2c"))},
 			{Name: "dns", Port: 53, Protocol: corev1.ProtocolUDP},
 		},
 		ExternalIPs: pick(v, nil, []string{"2001:db8::2"}), PublishNotReadyAddresses: v.IntN(2) > 0,
@@ -147,7 +147,7 @@ func (v variation) endpointSlice(name string) *discoveryv1.EndpointSlice {
 	o.AddressType = pick(v, discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6)
 	for i := range v.IntN(5) {
 		e := discoveryv1.Endpoint{
-			Addresses:  []string{map[discoveryv1.AddressType]string{discoveryv1.AddressTypeIPv4: fmt.Sprint("10.1.2.", i), discoveryv1.AddressTypeIPv6: fmt.Sprint("2001:db8::", i)}[o.AddressType]},
+			Addresses:  []string{map[discoveryv1.AddressType]string{discoveryv1.AddressTypeIPv4: fmt.Sprint("10.1.2.", i+1), discoveryv1.AddressTypeIPv6: fmt.Sprint("2001:db8::", i+1)}[o.AddressType]},
 			Conditions: discoveryv1.EndpointConditions{Ready: pick(v, nil, ptr.To(true), ptr.To(false)), Terminating: pick(v, nil, ptr.To(false))},
 			Hostname:   pick(v, nil, ptr.To("web-0")), NodeName: pick(v, nil, ptr.To(nodeName)), Zone: pick(v, nil, ptr.To("a")),
 			TargetRef: pick(v, nil, &corev1.ObjectReference{Kind: "Pod", Namespace: namespace, Name: "web-0", UID: "1"}),

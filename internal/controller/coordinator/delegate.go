@@ -109,7 +109,7 @@ func (r *Reconciler) ensure(ctx context.Context, s *scope, wanted client.Object)
 	switch {
 	case apierrors.IsNotFound(err):
 		err = r.Client.Create(ctx, wanted)
-	case err == nil && !(says(found, wanted) && equality.Semantic.DeepEqual(found.GetOwnerReferences(), wanted.GetOwnerReferences())):
+	case err == nil && (!says(found, wanted) || !equality.Semantic.DeepEqual(found.GetOwnerReferences(), wanted.GetOwnerReferences())):
 		wanted.SetUID(found.GetUID())
 		wanted.SetResourceVersion(found.GetResourceVersion())
 		err = r.Client.Update(ctx, wanted)

@@ -80,7 +80,7 @@ func Read(ref governance.Ref, body []byte) (*Object, error) {
 		if _, is := whole.(*unstructured.Unstructured); !is {
 			return nil, fmt.Errorf("%s has items: an API server could read a list", ref)
 		}
-		size = budget.SizeOf(whole)
+		size = max(size, budget.SizeOf(whole))
 	}
 	if size > maxMemory {
 		return nil, fmt.Errorf("%s takes %d bytes of memory, more than %d", ref, size, maxMemory)
