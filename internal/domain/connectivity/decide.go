@@ -61,25 +61,27 @@ func Decide(p *Pool, now time.Time) Decision {
 }
 
 // next returns the state that the node is in now, and the reason if that is another one than before.
-func (p *Pool) next(n *Node, poolSilence time.Duration, now time.Time) (State, string) {
-	state := n.Record.State
+func (p *Pool) next(n *Node, poolSilence time.Duration, now time.Time) (state State, reason string) {
+	state = n.Record.State
 	if !p.HasCoordinator {
 		if state == Direct {
 			return Direct, ""
 		}
 		return Released, ReasonReleased
 	}
+	if state != Direct && n.isHeardSince(n.Record.Since) {
+		state, reason = Direct, ReasonHeard
+	}
 	silence := p.silence(n, now)
-	isSilent, isPoolSilent := silence >= p.Grace, poolSilence >= Quiet
+	// A manager that has just started may hear the pool by a pulse yet.
+	isSilent, isPoolSilent := silence >= p.Grace, poolSilence >= Quiet && p.asOf(now).Sub(p.started) >= listen
 	switch {
-	case state != Direct && n.isHeardSince(n.Record.Since):
-		return Direct, ReasonHeard
 	case n.delegated.Sub(n.delegatedSince) >= DelegatedAfter && !isSilent:
 		return Delegated, ReasonDelegated
 	case p.isObserved(p.asOf(now)) && p.observed(n, p.asOf(now), now) >= p.Grace:
 		return Lost, ReasonLost
 	}
-	inState := now.Sub(n.Record.Since)
+	inState := p.asOf(now).Sub(n.Record.Since)
 	switch state {
 	case Direct, Released:
 		// A node that was silent for the grace before its pool was is not frozen: Kubernetes has acted already.
@@ -110,7 +112,7 @@ func (p *Pool) next(n *Node, poolSilence time.Duration, now time.Time) (State, s
 			return Lost, ReasonUnobservedLimit
 		}
 	}
-	return state, ""
+	return state, reason
 }
 
 // freezeAfter leaves 15 s to write before kube-controller-manager acts.
@@ -134,20 +136,28 @@ func (n *Node) message(reason string) string {
 // for a node that could not be heard because the pulse has ended, too.
 func (p *Pool) note(r *Record, n *Node, now time.Time) {
 	silent := p.silence(n, now)
-	switch most := p.Grace - listen; {
+	switch {
 	case silent < listen || !p.HasCoordinator:
 		r.Silent, r.Observed, r.Beat = 0, 0, ""
 	case r.State != Lost || r.Beat != n.beat:
-		r.Silent = min(listen+(silent-listen).Truncate(noteEvery), most)
-		r.Observed = min(p.observed(n, p.pulse, now).Truncate(noteEvery), most)
+		r.Silent = p.step(silent, listen)
+		r.Observed = p.step(p.observed(n, p.pulse, now), 0)
 		r.Beat = n.beat
 	}
+}
+
+// step rounds d down to from plus a multiple of noteEvery, and to what a manager that starts would count at most.
+func (p *Pool) step(d, from time.Duration) time.Duration {
+	if most := p.Grace - listen; d >= most {
+		return most
+	}
+	return from + (d - from).Truncate(noteEvery)
 }
 
 // nextLook returns the first time after now at which the clock alone can change what Decide says, if the probe comes
 // back until then. It may be too early.
 func (p *Pool) nextLook(now time.Time) time.Time {
-	at := []time.Time{p.started.Add(Quiet), p.pulse.Add(Quiet), p.heard.Add(Quiet), p.heardSince.Add(UnobservedLimit)}
+	at := []time.Time{p.started.Add(listen), p.started.Add(Quiet), p.pulse.Add(Quiet), p.heard.Add(Quiet), p.heardSince.Add(UnobservedLimit)}
 	for _, n := range p.Nodes {
 		at = append(at, n.heard.Add(Quiet), n.heard.Add(p.freezeAfter()), n.heard.Add(p.Grace), p.pulseSince.Add(p.Grace-n.observed), n.Record.Since.Add(UnobservedLimit))
 		if p.FrozenLimit != nil {

@@ -112,7 +112,7 @@ func (p *Pool) Probe(now time.Time) {
 		p.pulse, p.pulseSince = time.Time{}, time.Time{}
 		for _, n := range p.Nodes {
 			n.heard, n.observed = latest(n.heard, now), 0
-			n.delegated, n.delegatedSince = time.Time{}, time.Time{}
+			n.own, n.delegated, n.delegatedSince = time.Time{}, time.Time{}, time.Time{}
 		}
 	}
 	p.probe = now
