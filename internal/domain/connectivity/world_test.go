@@ -5,7 +5,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -19,7 +18,7 @@ const grace = 50 * time.Second
 // world is a simulated cluster with one pool, in steps of a second. It has what matters here of kubelets, of the hubs
 // and the coordinator of the pool, of kube-controller-manager, and a controller that does what Decide and Steps say.
 type world struct {
-	t     *testing.T
+	t     fataler
 	log   strings.Builder
 	now   time.Time
 	nodes map[string]*machine
@@ -36,6 +35,13 @@ type world struct {
 	writes   int
 	// quiet: steps are not in the log.
 	quiet bool
+}
+
+// fataler is *testing.T or *rapid.T.
+type fataler interface {
+	Helper()
+	Errorf(format string, args ...any)
+	Fatalf(format string, args ...any)
 }
 
 // machine is a node as it is, and its objects in the API server.
@@ -55,7 +61,7 @@ type machine struct {
 	evict map[string]time.Time
 }
 
-func newWorld(t *testing.T, names ...string) *world {
+func newWorld(t fataler, names ...string) *world {
 	w := &world{t: t, now: start, nodes: map[string]*machine{}, gone: map[string]time.Time{}, coordinator: names[0]}
 	for i, name := range names {
 		m := &machine{phase: 3 * i % 10, moved: start, node: readyNode(name), pods: map[string]*corev1.Pod{}, evict: map[string]time.Time{}}
@@ -196,6 +202,7 @@ func (w *world) evictions(name string, m *machine) {
 	for _, pod := range slices.Sorted(maps.Keys(m.pods)) {
 		seconds := tolerance(m.pods[pod])
 		due, isScheduled := m.evict[pod]
+		state := Parse(m.node.Annotations[Annotation]).State
 		switch {
 		case !HasTaints(m.node) || seconds > 1<<40:
 			delete(m.evict, pod)
@@ -203,12 +210,15 @@ func (w *world) evictions(name string, m *machine) {
 		case !isScheduled || seconds == 0:
 			due = w.now.Add(time.Duration(seconds) * time.Second)
 			m.evict[pod] = due
+			if state == Direct && w.now.Sub(m.moved) < grace && w.coordinator != "" {
+				w.t.Fatalf("%s: the eviction of %s from %s begins, which is heard\n%s", w.now.Sub(start), pod, name, w.log.String())
+			}
 		}
 		if !due.After(w.now) {
 			w.logf("%s: the pod %s is evicted", name, pod)
 			delete(m.pods, pod)
-			if r := Parse(m.node.Annotations[Annotation]); r.State.isHeld() {
-				w.t.Errorf("%s is evicted from %s, which is %s", pod, name, r.State)
+			if state.isHeld() {
+				w.t.Fatalf("%s: %s is evicted from %s, which is %s\n%s", w.now.Sub(start), pod, name, state, w.log.String())
 			}
 		}
 	}
@@ -293,7 +303,7 @@ func shortened(record string) string {
 }
 
 // checkTolerations is what the API server checks: tolerations are added, and only their seconds change.
-func checkTolerations(t *testing.T, before, after *corev1.Pod) {
+func checkTolerations(t fataler, before, after *corev1.Pod) {
 	t.Helper()
 	for _, old := range before.Spec.Tolerations {
 		if !slices.ContainsFunc(after.Spec.Tolerations, func(now corev1.Toleration) bool {
