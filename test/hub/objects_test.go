@@ -204,7 +204,7 @@ func (r *poolRig) testObjects() {
 		}
 		r.Logf("%s: %d bytes are the same after %s", kind.resource, len(out), time.Since(began).Round(100*time.Millisecond))
 	}
-	r.same("get", "nodepools", "-o", "yaml", "--show-managed-fields")
+	r.same("get", "nodepools", "edge", "-o", "yaml", "--show-managed-fields")
 	r.same("get", "leases", "-n", "kube-node-lease", nodeName, "-o", "yaml", "--show-managed-fields")
 	r.nodeIsTheSame()
 }
