@@ -3,6 +3,7 @@ package controller
 
 import (
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
@@ -11,6 +12,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/controller/capacity"
+	"github.com/atoll-k8s/atoll/internal/controller/connectivity"
 	"github.com/atoll-k8s/atoll/internal/controller/coordinator"
 	"github.com/atoll-k8s/atoll/internal/controller/hubserving"
 	"github.com/atoll-k8s/atoll/internal/controller/nodegroup"
@@ -54,6 +56,8 @@ type Deps struct {
 	// hubs in their pools are signed.
 	Coordinators      bool
 	CoordinatorImages coordinator.Images
+	// NodeGrace is the --node-monitor-grace-period of kube-controller-manager.
+	NodeGrace time.Duration
 }
 
 // Setup registers every controller with the manager. It must run before Walker and Ledger
@@ -91,6 +95,9 @@ func Setup(mgr ctrl.Manager, d Deps) error {
 	if d.Coordinators {
 		setups["coordinator"] = (&coordinator.Reconciler{
 			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Versions: d.Pods.Discovery(), Recorder: events, Clock: clock.RealClock{}, Images: d.CoordinatorImages,
+		}).SetupWithManager
+		setups["connectivity"] = (&connectivity.Reconciler{
+			Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Recorder: events, Clock: clock.RealClock{}, Grace: d.NodeGrace,
 		}).SetupWithManager
 		setups["hubserving"] = (&hubserving.Reconciler{Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Clock: clock.RealClock{}}).SetupWithManager
 	}

@@ -22,6 +22,7 @@ import (
 	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
 	"github.com/atoll-k8s/atoll/internal/controller/coordinator"
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
+	"github.com/atoll-k8s/atoll/internal/domain/connectivity"
 	"github.com/atoll-k8s/atoll/internal/policies"
 )
 
@@ -102,6 +103,8 @@ type Config struct {
 	Coordinators bool
 	// CoordinatorImages are those of the pods of coordinators.
 	CoordinatorImages coordinator.Images
+	// NodeGrace is the --node-monitor-grace-period of kube-controller-manager; at least 40 s if Coordinators is true.
+	NodeGrace time.Duration
 	// Pools turns the controllers of NodePools and UnitedDeployments on. If it is false
 	// their CustomResourceDefinitions may be missing, or another program may reconcile
 	// them.
@@ -158,6 +161,7 @@ func (c *Config) AddFlags(fs *flag.FlagSet) {
 		}
 		return nil
 	})
+	fs.DurationVar(&c.NodeGrace, "node-monitor-grace-period", 50*time.Second, "the flag of this name of kube-controller-manager: after how much silence it takes a node for dead; nodes of pools with a coordinator are judged by it, too")
 	fs.BoolVar(&c.Pools, "pools", true, "reconcile NodePools and UnitedDeployments; set it to false if another program, such as OpenYurt, does")
 }
 
@@ -195,6 +199,9 @@ func (c *Config) Validate() error {
 	}
 	if c.Coordinators && !c.Pools {
 		return errors.New("--coordinators needs --pools: coordinators are of NodePools, and a UnitedDeployment deploys them")
+	}
+	if err := connectivity.CheckGrace(c.NodeGrace); c.Coordinators && err != nil {
+		return err
 	}
 	if c.AdvertiseAddress == "" {
 		c.AdvertiseAddress = "127.0.0.1"

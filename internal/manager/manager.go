@@ -244,8 +244,8 @@ func (p *parts) newManager(config *rest.Config) (ctrl.Manager, error) {
 		&apps.UnitedDeployment{}: {Transform: p.budgets.slimUnitedDeployment},
 		// Only the pods of coordinators are cached whole.
 		&corev1.Pod{}: {Namespaces: map[string]cache.Config{governance.Namespace: {}}},
-		// The pulses of pools.
-		&coordinationv1.Lease{}: {Namespaces: map[string]cache.Config{governance.Namespace: {}}},
+		// The pulses of pools, and the heartbeats of nodes.
+		&coordinationv1.Lease{}: {Namespaces: map[string]cache.Config{governance.Namespace: {}, corev1.NamespaceNodeLease: {}}},
 		// The manager has no permission for other ConfigMaps.
 		&corev1.ConfigMap{}: {
 			Namespaces: map[string]cache.Config{c.Namespace: {}},
@@ -403,7 +403,7 @@ func (replicaRunnable) NeedLeaderElection() bool { return false }
 func (p *parts) addControllers(context.Context) error {
 	return controller.Setup(p.mgr, controller.Deps{
 		Gangs:     p.gangs.reconciler(),
-		Namespace: p.config.Namespace, Pools: p.config.Pools, Coordinators: p.config.Coordinators, CoordinatorImages: p.config.CoordinatorImages,
+		Namespace: p.config.Namespace, Pools: p.config.Pools, Coordinators: p.config.Coordinators, CoordinatorImages: p.config.CoordinatorImages, NodeGrace: p.config.NodeGrace,
 		Pods: p.client, Walker: p.walker, Ledger: p.ledger, Policies: p.policies, Synced: p.leading.Load,
 		SchedulerName: p.config.SchedulerName, Mark: corev1.ResourceName(p.config.MarkResource),
 		Evictor: &eviction.Evictor{

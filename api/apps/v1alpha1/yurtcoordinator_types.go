@@ -45,6 +45,13 @@ type YurtCoordinatorSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.matches('^v?[0-9]{1,3}[.][0-9]{1,4}[.][0-9]{1,4}$')",message="must be a version of Kubernetes, such as v1.36.3"
 	Version string `json:"version,omitempty"`
 
+	// frozenLimit is for how long the nodes of the pool are kept while nothing is heard of
+	// the whole pool. After that they count as dead, and their pods are evicted. At least 1m.
+	// Unset: until the pool is heard again.
+	// +optional
+	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1m')",message="must be 1m or longer"
+	FrozenLimit *metav1.Duration `json:"frozenLimit,omitempty"`
+
 	// nodePool is the name of the NodePool. It cannot change.
 	// +required
 	// +kubebuilder:validation:MinLength=1
@@ -88,14 +95,14 @@ type YurtCoordinatorStatus struct {
 	// +optional
 	Version string `json:"version,omitempty"`
 
-	// conditions has Pending, CertsReady, Ready and PodAccess.
+	// conditions has Pending, CertsReady, Ready, PodAccess and Frozen.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 
 	// delegatedNodes are nodes of the pool that are disconnected from the cloud, and
-	// whose heartbeats other nodes forward. Not written yet.
+	// whose heartbeats other nodes forward, or did until they were cut off, too.
 	// +optional
 	// +listType=atomic
 	DelegatedNodes []string `json:"delegatedNodes,omitempty"`
@@ -144,6 +151,9 @@ const (
 	// ConditionPodAccess: logs and exec work on all nodes of the pool that the coordinator
 	// hears from. Unknown while no hub of the pool says so.
 	ConditionPodAccess = "PodAccess"
+	// ConditionFrozen: nothing is heard of the pool, and its pods are kept because nobody
+	// knows which of its nodes are dead.
+	ConditionFrozen = "Frozen"
 )
 
 // Reasons of conditions of a YurtCoordinator.
@@ -172,6 +182,8 @@ const (
 	ReasonPodReady = "PodReady"
 	// ReasonPoolSilent: no hub of the pool reaches both the cloud and the coordinator.
 	ReasonPoolSilent = "PoolSilent"
+	// ReasonPoolHeard: something is heard of the pool.
+	ReasonPoolHeard = "PoolHeard"
 	// ReasonKubeletsAccept: no kubelet of the pool refuses its hub.
 	ReasonKubeletsAccept = "KubeletsAccept"
 	// ReasonKubeletsRefuse: kubelets of the pool refuse their hubs.

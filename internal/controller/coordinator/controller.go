@@ -34,6 +34,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/connectivity"
 	decide "github.com/atoll-k8s/atoll/internal/domain/coordinator"
 	"github.com/atoll-k8s/atoll/internal/governance"
 	"github.com/atoll-k8s/atoll/internal/machinery/pace"
@@ -90,6 +91,8 @@ type scope struct {
 	nodes     []string
 	addresses map[string]string
 	heard     map[string]bool
+	// states are what the cloud concludes about them.
+	states map[string]connectivity.State
 	// pod is that of the coordinator; nil if there is none.
 	pod *corev1.Pod
 	// clusterIP is that of the Service, nodesCA the CAs of nodes' certificates, and ca those of the pool.
@@ -235,6 +238,7 @@ func (r *Reconciler) observePool(ctx context.Context, s *scope, pool *apps.NodeP
 	}
 	if own {
 		s.nodes, s.addresses, s.heard = pool.Status.Nodes, map[string]string{}, map[string]bool{}
+		s.states = map[string]connectivity.State{}
 	}
 	observed := decide.Pool{Nodes: len(pool.Status.Nodes)}
 	if !own { // what else there is of others matters in their own passes
@@ -254,6 +258,7 @@ func (r *Reconciler) observePool(ctx context.Context, s *scope, pool *apps.NodeP
 			observed.Autonomous = append(observed.Autonomous, name)
 		}
 		s.addresses[name], s.heard[name] = addressOf(node), isHeard(node)
+		s.states[name] = connectivity.Parse(node.Annotations[connectivity.Annotation]).State
 	}
 	s.observed.Pools[pool.Name] = observed
 	return nil

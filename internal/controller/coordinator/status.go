@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/connectivity"
 	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
 )
 
@@ -22,7 +23,7 @@ func setStatus(s *scope) {
 		conditions.Set(&status.Conditions, s.coordinator.Generation, kind, is, reason, conditions.Bounded(message))
 	}
 	if !s.isObserved {
-		for _, kind := range []string{apps.ConditionPending, apps.ConditionCertsReady, apps.ConditionReady, apps.ConditionPodAccess} {
+		for _, kind := range []string{apps.ConditionPending, apps.ConditionCertsReady, apps.ConditionReady, apps.ConditionPodAccess, apps.ConditionFrozen} {
 			set(kind, metav1.ConditionUnknown, apps.ReasonObservationFailed, messageOf(s.failed))
 		}
 		return
@@ -54,6 +55,7 @@ func setStatus(s *scope) {
 	}
 	set(apps.ConditionReady, ready, reason, message)
 	setPool(status, s, set)
+	setNodes(status, s, set)
 }
 
 // setPool sets what the pool itself says.
@@ -87,6 +89,29 @@ func setPool(status *apps.YurtCoordinatorStatus, s *scope, set func(kind string,
 	}
 	set(apps.ConditionPodAccess, metav1.ConditionFalse, apps.ReasonKubeletsRefuse, fmt.Sprintf(
 		"logs and exec do not work on nodes whose kubelets need authentication.webhook.enabled, authorization.mode Webhook, and a kubeconfig that leads to the hub: %s", strings.Join(refused, ", ")))
+}
+
+// setNodes sets what the cloud concludes about the nodes of the pool.
+func setNodes(status *apps.YurtCoordinatorStatus, s *scope, set func(kind string, is metav1.ConditionStatus, reason, message string)) {
+	status.DelegatedNodes = nil
+	var frozen []string
+	for _, node := range s.nodes {
+		switch s.states[node] {
+		case connectivity.Delegated, connectivity.Unobserved:
+			status.DelegatedNodes = append(status.DelegatedNodes, node)
+		case connectivity.Frozen:
+			frozen = append(frozen, node)
+		}
+	}
+	if len(frozen) == 0 {
+		set(apps.ConditionFrozen, metav1.ConditionFalse, apps.ReasonPoolHeard, "no node is kept without anybody who knows whether it is dead")
+		return
+	}
+	until := "until the pool is heard again"
+	if limit := s.coordinator.Spec.FrozenLimit; limit != nil {
+		until += fmt.Sprintf(", for %s at most (spec.frozenLimit)", limit.Duration)
+	}
+	set(apps.ConditionFrozen, metav1.ConditionTrue, apps.ReasonPoolSilent, fmt.Sprintf("nothing is heard of the pool, and nobody knows which of these nodes are dead: their pods are kept %s: %s", until, strings.Join(frozen, ", ")))
 }
 
 // setPlace sets where the coordinator is, and what hubs need to find it.

@@ -116,6 +116,12 @@ func CheckGrace(grace time.Duration) error {
 	return nil
 }
 
+// HasMarks reports whether a Node has something of ours.
+func HasMarks(node *corev1.Node) bool {
+	_, has := node.Annotations[Annotation]
+	return has || hasOurLabel(node) || isReadyOurs(node)
+}
+
 // Held reports whether a node that may be NotReady is to be taken as present: its pods keep their seats, nothing fails
 // over, and nothing is evicted from it by us.
 func Held(node *corev1.Node) bool {

@@ -28,7 +28,8 @@ func isReadyOurs(node *corev1.Node) bool {
 	return ready != nil && messages[ready.Reason] != ""
 }
 
-func isReady(node *corev1.Node) bool {
+// IsReady reports whether the node is Ready.
+func IsReady(node *corev1.Node) bool {
 	ready := readyOf(node)
 	return ready != nil && ready.Status == corev1.ConditionTrue
 }

@@ -70,7 +70,7 @@ func Steps(o *Observed) []Step {
 		s.podsReady("pods are not Ready", NotReady)
 		s.tolerations("their own tolerations", WithOwnLimit)
 		s.ready("Ready says why", unknown(o.Node, o.Record.Reason, messages[o.Record.Reason], o.Now))
-	case state == Released && !isReady(o.Node):
+	case state == Released && !IsReady(o.Node):
 		s.release()
 	default:
 		s.settle()
@@ -132,7 +132,7 @@ func (s *steps) settle() {
 // the taints may come after that, because of a Ready that we wrote before.
 func (s *steps) awaitTaints(since time.Time) {
 	until := since.Add(settleLimit)
-	if gone := latest(s.o.TaintsGone, since).Add(settle); !s.o.TaintsGone.IsZero() && isReady(s.o.Node) && gone.Before(until) {
+	if gone := latest(s.o.TaintsGone, since).Add(settle); !s.o.TaintsGone.IsZero() && IsReady(s.o.Node) && gone.Before(until) {
 		until = gone
 	}
 	if until.After(s.o.Now) {

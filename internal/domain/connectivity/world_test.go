@@ -162,7 +162,7 @@ func (w *world) tick() {
 func (w *world) heartbeat(name string, m *machine) {
 	switch {
 	case !m.isCut:
-		if !isReady(m.node) {
+		if !IsReady(m.node) {
 			ready := readyOf(m.node)
 			ready.Status, ready.Reason, ready.Message = corev1.ConditionTrue, "KubeletReady", ""
 			w.logf("%s: the kubelet writes Ready", name)

@@ -1,0 +1,296 @@
+package nodes
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	"github.com/atoll-k8s/atoll/devcluster"
+	"github.com/atoll-k8s/atoll/devcluster/atoll"
+	"github.com/atoll-k8s/atoll/internal/domain/connectivity"
+	"github.com/atoll-k8s/atoll/internal/testing/tier"
+)
+
+// toleratedFor is how long the pods of TestConnectivityOnRealNodes stay on a node that is not Ready, in the place of the
+// five minutes that are usual. All else has its usual times.
+const toleratedFor = 20 * time.Second
+
+// TestConnectivityOnRealNodes: the cloud tells a node that is dead from one that is only cut off, as the table of the
+// document says.
+func TestConnectivityOnRealNodes(t *testing.T) {
+	tier.All(t, "it waits for timers of minutes")
+	t.Parallel()
+	r := &poolRig{offRig: &offRig{rig: startRig(t, nil), starts: 1}}
+	gateway, err := atoll.NewHub(t.Context(), os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	specs := []devcluster.RealNodeSpec{{NodeSpec: devcluster.NodeSpec{Name: cloudNode}, Pool: "cloud"}}
+	for _, name := range poolNodes {
+		specs = append(specs, devcluster.RealNodeSpec{NodeSpec: devcluster.NodeSpec{Name: name, Labels: map[string]string{apps.NodePoolLabel: "edge"}}, Pool: "edge", Gateway: gateway})
+	}
+	if err := r.AddRealNodes(t.Context(), specs...); err != nil {
+		t.Fatal(err)
+	}
+	if err := atoll.LoadCoordinator(t.Context(), r.Cluster, os.Stderr, poolNodes...); err != nil {
+		t.Fatal(err)
+	}
+	hub := map[string]any{"enabled": true, "config": map[string]any{"cloud": map[string]any{"servers": []string{r.AdminConfig().Host}}}}
+	if _, err := atoll.Install(t.Context(), r.Cluster, atoll.Options{Values: map[string]any{"hub": hub}, Log: os.Stderr}.WithCoordinators()); err != nil {
+		t.Fatal(err)
+	}
+	r.create(&apps.NodePool{ObjectMeta: metav1.ObjectMeta{Name: "edge"}}, &apps.YurtCoordinator{ObjectMeta: metav1.ObjectMeta{Name: "edge"}, Spec: apps.YurtCoordinatorSpec{NodePool: "edge"}},
+		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: corev1.ServiceSpec{Selector: map[string]string{"app": "web"}, Ports: []corev1.ServicePort{{Port: 8080}}}})
+	for _, node := range poolNodes {
+		r.web(node)
+	}
+	r.isReady("")
+	for _, part := range []struct {
+		name string
+		run  func(*poolRig)
+	}{
+		{"a node that is cut off keeps its pods and its endpoints", (*poolRig).testDelegated},
+		{"a node that dies loses its pods", (*poolRig).testLost},
+		{"a pool that is silent as a whole is frozen", (*poolRig).testFrozen},
+		{"without a coordinator nothing of it is left", (*poolRig).testReleased},
+	} {
+		if !r.Run(part.name, func(t *testing.T) {
+			off, inner := *r.offRig, *r.rig
+			off.rig, inner.T = &inner, t
+			one := *r
+			one.offRig = &off
+			part.run(&one)
+			r.kubeconfig, r.on = one.kubeconfig, one.on
+		}) {
+			r.Log(r.poolState())
+			r.Log(r.kubectl("get", "nodes", "-o", "yaml"), r.kubectl("get", "leases", "-A", "-o", "yaml"), r.kubectl("get", "events", "-A"))
+			t.FailNow()
+		}
+	}
+}
+
+// web creates the pod of a node, which is evicted soon.
+func (r *poolRig) web(node string) {
+	r.Helper()
+	away := func(key string) corev1.Toleration {
+		return corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: ptr.To(int64(toleratedFor.Seconds()))}
+	}
+	r.create(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-" + node, Labels: map[string]string{"app": "web"}}, Spec: corev1.PodSpec{
+		NodeName: node, Tolerations: []corev1.Toleration{away(corev1.TaintNodeNotReady), away(corev1.TaintNodeUnreachable)},
+		Containers: []corev1.Container{{Name: "web", Image: devcluster.PauseImage, Args: []string{"serve", ":8080"}, ImagePullPolicy: corev1.PullNever}},
+	}})
+	r.eventually("the pod of "+node+" is an endpoint", func() error { return r.isEndpoint(node, true) })
+}
+
+// isEndpoint returns an error unless the pod of a node is an endpoint of its Service that is ready, or is none.
+func (r *poolRig) isEndpoint(node string, want bool) error {
+	var slices discoveryv1.EndpointSliceList
+	if err := r.client.List(r.Context(), &slices, client.InNamespace("default"), client.MatchingLabels{discoveryv1.LabelServiceName: "web"}); err != nil {
+		return err
+	}
+	is := false
+	for _, slice := range slices.Items {
+		for _, e := range slice.Endpoints {
+			is = is || e.NodeName != nil && *e.NodeName == node && e.Conditions.Ready != nil && *e.Conditions.Ready
+		}
+	}
+	if is != want {
+		return fmt.Errorf("the pod of %s is an endpoint: %t", node, is)
+	}
+	return nil
+}
+
+func (r *poolRig) node(name string) (*corev1.Node, error) {
+	node := &corev1.Node{}
+	return node, r.client.Get(r.Context(), client.ObjectKey{Name: name}, node)
+}
+
+// concludes waits until the cloud concludes a state of nodes.
+func (r *poolRig) concludes(state connectivity.State, names ...string) {
+	r.Helper()
+	began := time.Now()
+	r.eventually(fmt.Sprintf("%v are %s", names, state), func() error {
+		for _, name := range names {
+			node, err := r.node(name)
+			if err != nil {
+				return err
+			}
+			if got := connectivity.Parse(node.Annotations[connectivity.Annotation]).State; got != state {
+				return fmt.Errorf("%s is %s", name, got)
+			}
+		}
+		return nil
+	})
+	r.Logf("%v are %s after %s", names, state, time.Since(began).Round(time.Second))
+}
+
+// stays fails the test if, for a time, a pod of these nodes is deleted or no endpoint, or the Lease of one is ever old.
+func (r *poolRig) stays(d time.Duration, heartbeats bool, names ...string) {
+	r.Helper()
+	oldest := time.Duration(0)
+	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(time.Second) {
+		for _, name := range names {
+			var pod corev1.Pod
+			if err := r.client.Get(r.Context(), client.ObjectKey{Namespace: "default", Name: "web-" + name}, &pod); err != nil || pod.DeletionTimestamp != nil {
+				r.Fatalf("the pod of %s is deleted: %v", name, err)
+			}
+			if err := r.isEndpoint(name, true); heartbeats && err != nil {
+				r.Fatal(err)
+			}
+			var lease coordinationv1.Lease
+			if err := r.client.Get(r.Context(), client.ObjectKey{Namespace: "kube-node-lease", Name: name}, &lease); err != nil {
+				r.Fatal(err)
+			}
+			oldest = max(oldest, time.Since(lease.Spec.RenewTime.Time))
+		}
+	}
+	if r.Logf("the oldest Lease was %s old", oldest.Round(time.Second)); heartbeats && oldest > 40*time.Second {
+		r.Errorf("a Lease was %s old", oldest)
+	}
+}
+
+// back waits until nodes are as before.
+func (r *poolRig) back(names ...string) {
+	r.Helper()
+	for _, name := range names {
+		r.eventually("the node "+name+" is Ready", r.ready(name, corev1.ConditionTrue))
+	}
+	r.eventually("nothing of ours is left on them", func() error {
+		for _, name := range names {
+			node, err := r.node(name)
+			if err != nil {
+				return err
+			}
+			if connectivity.HasMarks(node) || len(node.Spec.Taints) > 0 {
+				return fmt.Errorf("%s has the annotations %v, the labels %v and the taints %v", name, node.Annotations, node.Labels, node.Spec.Taints)
+			}
+			var pod corev1.Pod
+			if err := r.client.Get(r.Context(), client.ObjectKey{Namespace: "default", Name: "web-" + name}, &pod); err != nil {
+				return err
+			}
+			if _, has := pod.Annotations[connectivity.TolerationsAnnotation]; has || slices.ContainsFunc(pod.Spec.Tolerations, func(t corev1.Toleration) bool { return t.TolerationSeconds == nil }) {
+				return fmt.Errorf("the pod of %s has %v and tolerates %+v", name, pod.Annotations, pod.Spec.Tolerations)
+			}
+		}
+		c, err := r.coordinator()
+		if err == nil && len(c.Status.DelegatedNodes) > 0 {
+			err = fmt.Errorf("delegated are %q", c.Status.DelegatedNodes)
+		}
+		return err
+	})
+}
+
+func (r *poolRig) testDelegated() {
+	node := r.other()
+	r.cut(true, node)
+	r.concludes(connectivity.Delegated, node)
+	r.eventually("the node is not Ready, because its pool speaks for it", func() error {
+		n, err := r.node(node)
+		if err != nil {
+			return err
+		}
+		for _, c := range n.Status.Conditions {
+			if c.Type == corev1.NodeReady && (c.Status != corev1.ConditionUnknown || c.Reason != connectivity.ReasonDelegated) {
+				return fmt.Errorf("Ready is %s, %s", c.Status, c.Reason)
+			}
+		}
+		c, err := r.coordinator()
+		if err == nil && !slices.Equal(c.Status.DelegatedNodes, []string{node}) {
+			err = fmt.Errorf("delegated are %q", c.Status.DelegatedNodes)
+		}
+		return err
+	})
+	r.stays(2*time.Minute, true, node)
+	r.cut(false, node)
+	r.back(node)
+}
+
+func (r *poolRig) testLost() {
+	node := r.other()
+	if err := r.Kill(r.Context(), node); err != nil {
+		r.Fatal(err)
+	}
+	began := time.Now()
+	r.concludes(connectivity.Lost, node)
+	r.eventually("its pod is evicted", func() error {
+		var pod corev1.Pod
+		if err := r.client.Get(r.Context(), client.ObjectKey{Namespace: "default", Name: "web-" + node}, &pod); err != nil || pod.DeletionTimestamp != nil {
+			return client.IgnoreNotFound(err)
+		}
+		return fmt.Errorf("it is there")
+	})
+	r.Logf("its pod is evicted after %s", time.Since(began).Round(time.Second))
+	r.eventually("it is no endpoint", func() error { return r.isEndpoint(node, false) })
+	if err := r.Restart(r.Context(), node); err != nil {
+		r.Fatal(err)
+	}
+	r.eventually("the node "+node+" is back", r.ready(node, corev1.ConditionTrue))
+	r.eventually("the pod that was evicted is gone", func() error {
+		return client.IgnoreNotFound(r.client.Get(r.Context(), client.ObjectKey{Namespace: "default", Name: "web-" + node}, &corev1.Pod{}))
+	})
+	r.eventually("the pod is there again", func() error {
+		if err := r.client.Get(r.Context(), client.ObjectKey{Namespace: "default", Name: "web-" + node}, &corev1.Pod{}); client.IgnoreNotFound(err) == nil && err != nil {
+			r.web(node)
+			return nil
+		}
+		return fmt.Errorf("the evicted one is there still")
+	})
+	r.back(node)
+}
+
+func (r *poolRig) testFrozen() {
+	r.cut(true, poolNodes...)
+	r.concludes(connectivity.Frozen, poolNodes...)
+	r.eventually("a condition says so", func() error {
+		c, err := r.coordinator()
+		if err != nil {
+			return err
+		}
+		if frozen := meta.FindStatusCondition(c.Status.Conditions, apps.ConditionFrozen); frozen == nil || frozen.Status != metav1.ConditionTrue || !strings.Contains(frozen.Message, poolNodes[0]) {
+			return fmt.Errorf("the condition is %+v", frozen)
+		}
+		return nil
+	})
+	r.stays(2*time.Minute, false, poolNodes...)
+	r.cut(false, poolNodes...)
+	r.back(poolNodes...)
+}
+
+func (r *poolRig) testReleased() {
+	node := r.other()
+	r.cut(true, node)
+	r.concludes(connectivity.Delegated, node)
+	r.kubectl("delete", "yurtcoordinator", "edge")
+	r.eventually("nothing of ours is left on the node", func() error {
+		n, err := r.node(node)
+		if err == nil && connectivity.HasMarks(n) {
+			err = fmt.Errorf("it has the annotations %v and the labels %v", n.Annotations, n.Labels)
+		}
+		return err
+	})
+	r.eventually("its pod is evicted, as without us", func() error {
+		var pod corev1.Pod
+		if err := r.client.Get(r.Context(), client.ObjectKey{Namespace: "default", Name: "web-" + node}, &pod); err != nil || pod.DeletionTimestamp != nil {
+			return client.IgnoreNotFound(err)
+		}
+		return fmt.Errorf("it is there")
+	})
+	out := r.kubectl("get", "leases", "-n", "kube-node-lease", "-o", "yaml")
+	if strings.Contains(out, connectivity.DelegatedAnnotation) {
+		r.Errorf("a Lease has the annotation still:\n%s", out)
+	}
+	r.cut(false, node)
+	r.eventually("the node "+node+" is back", r.ready(node, corev1.ConditionTrue))
+}
