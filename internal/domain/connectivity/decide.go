@@ -24,7 +24,7 @@ type Decision struct {
 	// Records are the records that the nodes should have, by name. Besides verdicts, they change some six times in the
 	// first minute of a silence: see Record.Silent.
 	Records map[string]Record
-	// Next is when to decide again, unless something arrives before: a heartbeat, a pulse, the probe.
+	// Next is when to decide again, if no heartbeat, pulse or probe arrives before, nor a record is written.
 	Next time.Time
 }
 
@@ -73,7 +73,7 @@ func (p *Pool) next(n *Node, poolSilence time.Duration, now time.Time) (state St
 		state, reason = Direct, ReasonHeard
 	}
 	silence := p.silence(n, now)
-	// A manager that has just started may hear the pool by a pulse yet.
+	// A manager that has just started waits for a pulse, before it takes the pool for silent.
 	isSilent, isPoolSilent := silence >= p.Grace, poolSilence >= Quiet && p.asOf(now).Sub(p.started) >= listen
 	switch {
 	case n.delegated.Sub(n.delegatedSince) >= DelegatedAfter && !isSilent:
@@ -146,7 +146,7 @@ func (p *Pool) note(r *Record, n *Node, now time.Time) {
 	}
 }
 
-// step rounds d down to from plus a multiple of noteEvery, and to what a manager that starts would count at most.
+// step rounds d down to from plus a multiple of noteEvery. What a manager that starts counts at most is the last step.
 func (p *Pool) step(d, from time.Duration) time.Duration {
 	if most := p.Grace - listen; d >= most {
 		return most

@@ -128,6 +128,7 @@ func TestDecide(t *testing.T) {
 		"a Frozen node and the pool are silent for ever":              {facts{state: Frozen, since: 9000, heard: 9030, other: 9025}, Frozen, ""},
 		"frozenLimit is over":                                         {facts{state: Frozen, since: 600, heard: 630, other: 625, limit: 600}, Lost, ReasonFrozenLimit},
 		"frozenLimit is not over":                                     {facts{state: Frozen, since: 599, heard: 630, other: 625, limit: 600}, Frozen, ""},
+		"frozenLimit is over, but not at the last probe":              {facts{state: Frozen, since: 600, heard: 630, other: 625, limit: 600, probe: 5}, Frozen, ""},
 		"frozenLimit is shorter than the grace":                       {facts{state: Frozen, since: 19, heard: 49, other: 49, limit: 1}, Frozen, ""},
 		"frozenLimit is over, and the manager has just started":       {facts{state: Frozen, since: 600, heard: 20, other: 20, limit: 300, started: 20}, Frozen, ""},
 		"the pool is heard again for 300 s, without a pulse":          {facts{state: Frozen, since: 600, heard: 630, other: 1, poolHeard: 300}, Lost, ReasonUnobservedLimit},
@@ -144,17 +145,17 @@ func TestDecide(t *testing.T) {
 		"an Unobserved node for 300 s, the manager just started": {facts{state: Unobserved, since: 300, heard: 49, started: 49}, Unobserved, ""},
 
 		// No coordinator.
-		"a Direct node without a coordinator":                   {facts{state: Direct, heard: 50, other: 50, noCoordinator: true}, Direct, ""},
-		"a forwarded node without a coordinator":                {facts{state: Direct, heard: 1, run: 90, noCoordinator: true}, Direct, ""},
-		"a Delegated node without a coordinator":                {facts{state: Delegated, heard: 1, run: 90, noCoordinator: true}, Released, ReasonReleased},
-		"an Unobserved node without a coordinator":              {facts{state: Unobserved, since: 60, heard: 60, noCoordinator: true}, Released, ReasonReleased},
-		"a Frozen node without a coordinator":                   {facts{state: Frozen, since: 60, heard: 60, other: 60, noCoordinator: true}, Released, ReasonReleased},
-		"a Lost node without a coordinator":                     {facts{state: Lost, since: 60, heard: 60, pulse: 1, pulses: long, noCoordinator: true}, Released, ReasonReleased},
-		"a Released node without a coordinator":                 {facts{state: Released, since: 60, heard: 60, noCoordinator: true}, Released, ""},
-		"a Released node without a coordinator speaks":          {facts{state: Released, since: 60, heard: 1, own: true, noCoordinator: true}, Released, ""},
-		"a Released node, and there is a coordinator":           {facts{state: Released, since: 60, heard: 20, started: 20}, Released, ""},
-		"a Delegated node speaks and there is no coordinator":   {facts{state: Delegated, since: 60, heard: 1, own: true, noCoordinator: true}, Released, ReasonReleased},
-		"a Released node is silent and nobody observes the poo": {facts{state: Released, since: 60, heard: 90}, Released, ""},
+		"a Direct node without a coordinator":                    {facts{state: Direct, heard: 50, other: 50, noCoordinator: true}, Direct, ""},
+		"a forwarded node without a coordinator":                 {facts{state: Direct, heard: 1, run: 90, noCoordinator: true}, Direct, ""},
+		"a Delegated node without a coordinator":                 {facts{state: Delegated, heard: 1, run: 90, noCoordinator: true}, Released, ReasonReleased},
+		"an Unobserved node without a coordinator":               {facts{state: Unobserved, since: 60, heard: 60, noCoordinator: true}, Released, ReasonReleased},
+		"a Frozen node without a coordinator":                    {facts{state: Frozen, since: 60, heard: 60, other: 60, noCoordinator: true}, Released, ReasonReleased},
+		"a Lost node without a coordinator":                      {facts{state: Lost, since: 60, heard: 60, pulse: 1, pulses: long, noCoordinator: true}, Released, ReasonReleased},
+		"a Released node without a coordinator":                  {facts{state: Released, since: 60, heard: 60, noCoordinator: true}, Released, ""},
+		"a Released node without a coordinator speaks":           {facts{state: Released, since: 60, heard: 1, own: true, noCoordinator: true}, Released, ""},
+		"a Released node, and there is a coordinator":            {facts{state: Released, since: 60, heard: 20, started: 20}, Released, ""},
+		"a Delegated node speaks and there is no coordinator":    {facts{state: Delegated, since: 60, heard: 1, own: true, noCoordinator: true}, Released, ReasonReleased},
+		"a Released node is silent and nobody observes the pool": {facts{state: Released, since: 60, heard: 90}, Released, ""},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -284,6 +285,21 @@ func TestAdd(t *testing.T) {
 	p.Add("n", Record{State: Frozen, Since: start.Add(time.Hour), Reason: ReasonFrozen}, "", start)
 	if got := p.Nodes["n"].Record.Since; !got.Equal(start) {
 		t.Errorf("a state that begins in the future is kept: %s", got)
+	}
+}
+
+// TestPulsesMustNotPause: what an earlier manager noted as observed does not count when pulses had stopped meanwhile.
+func TestPulsesMustNotPause(t *testing.T) {
+	for after, want := range map[int]time.Duration{24: 45 * time.Second, 25: 10 * time.Second} {
+		p := NewPool(grace, start)
+		p.Add("n", Record{State: Direct, Silent: 35 * time.Second, Observed: 35 * time.Second}, "", start)
+		now := start.Add(time.Duration(after) * time.Second)
+		p.Probe(now.Add(-14 * time.Second))
+		p.Probe(now)
+		p.Pulse(nil, now)
+		if got := p.observed(p.Nodes["n"], now, now); got != want {
+			t.Errorf("a pulse came after %d s: observed for %s, want %s", after, got, want)
+		}
 	}
 }
 

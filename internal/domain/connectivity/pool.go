@@ -19,8 +19,8 @@ type Pool struct {
 
 	// started is since when it listens without a gap. Nothing of before counts.
 	started time.Time
-	// probe is when the manager's own probe last came back. Time stands still for silences since then: if the API
-	// server is away, or the watch hangs, nobody can be heard.
+	// probe is when the manager's own probe last came back. Silences do not grow until it comes back again: while the
+	// API server is away, or the watch hangs, nobody can be heard.
 	probe time.Time
 	// pulse is when the last pulse arrived, zero for none; pulseSince is since when they come without a gap.
 	pulse, pulseSince time.Time
@@ -95,7 +95,7 @@ func (p *Pool) Pulse(inside []string, now time.Time) {
 				n.observed = 0
 			}
 		}
-		// Somebody led before he wrote the first pulse.
+		// The hub led before it wrote its first pulse.
 		p.pulseSince = latest(p.started, now.Add(-pulsePeriod))
 	}
 	p.pulse = now
@@ -111,7 +111,7 @@ func (p *Pool) Probe(now time.Time) {
 		p.started, p.heard, p.heardSince = now, now, now
 		p.pulse, p.pulseSince = time.Time{}, time.Time{}
 		for _, n := range p.Nodes {
-			n.heard, n.observed = latest(n.heard, now), 0
+			n.heard, n.observed = now, 0
 			n.own, n.delegated, n.delegatedSince = time.Time{}, time.Time{}, time.Time{}
 		}
 	}
@@ -161,7 +161,7 @@ func (p *Pool) silence(n *Node, now time.Time) time.Duration {
 	return max(0, p.asOf(now).Sub(n.heard))
 }
 
-// observed is for how much of the node's silence, up to a time, the pool was observed without a gap that lasts now.
+// observed is for how much of the node's silence, until upTo, the pool was observed; 0 without a fresh pulse.
 func (p *Pool) observed(n *Node, upTo, now time.Time) time.Duration {
 	asOf := p.asOf(now)
 	switch {

@@ -227,6 +227,8 @@ func TestSteps(t *testing.T) {
 		"Delegated, all done":                    {record: delegated, node: []func(*corev1.Node){marked(delegated), away(ReasonDelegated), tainted}, kept: true},
 		"Delegated, KCM was restarted":           {record: delegated, node: []func(*corev1.Node){marked(delegated), away(ReasonDelegated)}, kept: true, down: true, want: "put back Ready, which kube-controller-manager had made False: daemon ever quick web"},
 		"Delegated, with a label of others":      {record: delegated, node: []func(*corev1.Node){theirs}, kept: true, want: "mark · Ready is Unknown"},
+		"Direct, with a label of others":         {record: Record{State: Direct}, node: []func(*corev1.Node){theirs}},
+		"Frozen, with a label of others":         {record: in(Frozen, ReasonFrozen), node: []func(*corev1.Node){theirs}, kept: true, want: "mark"},
 		"Delegated, after Lost":                  {record: delegated, node: []func(*corev1.Node){marked(delegated), away(ReasonLost)}, kept: true, down: true, want: "Ready is Unknown · put back Ready, which kube-controller-manager had made False: daemon ever quick web"},
 		"Unobserved":                             {record: in(Unobserved, ReasonUnobserved), node: []func(*corev1.Node){marked(delegated), away(ReasonDelegated)}, kept: true, want: "mark"},
 		"Frozen":                                 {record: in(Frozen, ReasonFrozen), want: "mark · tolerations without limit: quick web"},

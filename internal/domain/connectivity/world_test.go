@@ -210,16 +210,13 @@ func (w *world) evictions(name string, m *machine) {
 		case !isScheduled || seconds == 0:
 			due = w.now.Add(time.Duration(seconds) * time.Second)
 			m.evict[pod] = due
-			if state == Direct && w.now.Sub(m.moved) < grace && w.coordinator != "" {
-				w.t.Fatalf("%s: the eviction of %s from %s begins, which is heard\n%s", w.now.Sub(start), pod, name, w.log.String())
+			if (state == Direct || state.isHeld()) && w.now.Sub(m.moved) < grace && w.coordinator != "" {
+				w.t.Fatalf("%s: the eviction of %s from %s begins, which is heard, and %s\n%s", w.now.Sub(start), pod, name, state, w.log.String())
 			}
 		}
 		if !due.After(w.now) {
 			w.logf("%s: the pod %s is evicted", name, pod)
 			delete(m.pods, pod)
-			if state.isHeld() {
-				w.t.Fatalf("%s: %s is evicted from %s, which is %s\n%s", w.now.Sub(start), pod, name, state, w.log.String())
-			}
 		}
 	}
 }
