@@ -57,6 +57,7 @@ func TestConnectivityOnRealNodes(t *testing.T) {
 		r.web(node)
 	}
 	r.isReady("")
+	r.says(nil, apps.ReasonKubeletsAccept, "") // all hubs have found it
 	for _, part := range []struct {
 		name string
 		run  func(*poolRig)
