@@ -101,7 +101,7 @@ soak: devcluster-bin ## Cut links and kill hubs and kubelets at random, and chec
 	cd test && go run ./soak -for $(or $(FOR),1h) $(if $(SEED),-seed $(SEED)) $(ARGS)
 
 .PHONY: demo
-demo: ## Show the example on a cluster of simulated nodes; SCENE=rollout|scale|early|pools|capacity|gangs|offline|pool shows one more scene.
+demo: ## Show the example on a cluster of simulated nodes; SCENE=rollout|scale|early|pools|capacity|gangs|offline|pool|governance shows one more scene.
 	cd test && go run $(DEMO_PKG) $(ARGS)
 
 .PHONY: up

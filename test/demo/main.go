@@ -5,7 +5,7 @@
 //	make demo                 # live on a terminal, until Ctrl-C
 //	make demo DEMO_EXIT=1     # plain lines, ends by itself
 //	make demo ARGS=-form=pinned
-//	make demo SCENE=scale     # one thing more: rollout, scale, early, pools, capacity, gangs, offline or pool
+//	make demo SCENE=scale     # one thing more: rollout, scale, early, pools, capacity, gangs, offline, pool or governance
 //
 // Without a terminal, or with DEMO_EXIT set, it prints a line for every event and ends
 // with a table. It exits with 0 only if the table matches the policies. Everything that

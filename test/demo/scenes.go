@@ -86,7 +86,7 @@ var scenes = []scene{{
 		},
 		available: 5, unavailable: maxUnavailable,
 	}},
-}, pools, classes, together, offline, pool}
+}, pools, classes, together, offline, pool, governance}
 
 // sceneWithin is the maximum time of one act.
 const sceneWithin = 3 * time.Minute
