@@ -33,8 +33,8 @@ type poolRig struct {
 }
 
 // TestTheCoordinatorOnRealNodes: a pool gets its coordinator as docs/pools.md says. Cut off from the cloud, people see
-// there what is in the pool. The coordinator moves when its node dies, and its hubs find it. When it is deleted,
-// nothing of it is left.
+// there what is in the pool. The coordinator moves when its node is drained, is cut off or dies, and its hubs find it.
+// When it is deleted, nothing of it is left.
 func TestTheCoordinatorOnRealNodes(t *testing.T) {
 	tier.All(t, "four real nodes, and a control plane on one of them: minutes")
 	t.Parallel()
@@ -69,6 +69,13 @@ func TestTheCoordinatorOnRealNodes(t *testing.T) {
 		{"a pool gets its coordinator", (*poolRig).testDeployed},
 		{"people look and act in the pool, cut off", (*poolRig).testPeople},
 		{"the hubs' pool ports are for the coordinator only", (*poolRig).testPoolPorts},
+		{"two nodes of the pool do not reach each other, and one hub leads", (*poolRig).testPoolLeg},
+		{"its certificate is another one, and who watches notices nothing", (*poolRig).testNewCertificate},
+		{"the next CA signs, and a kubeconfig from before goes on", (*poolRig).testNextCA},
+		{"its etcd is full", (*poolRig).testFull},
+		{"its node is drained", (*poolRig).testDrained},
+		{"its node is cut off from the cloud, and others are not", (*poolRig).testCutNode},
+		{"a node moves to another pool, and back", (*poolRig).testOtherPool},
 		{"its node dies", (*poolRig).testDeadNode},
 		{"nothing is left of it", (*poolRig).testDeleted},
 	} {
@@ -149,14 +156,7 @@ func (r *poolRig) testDeployed() {
 	r.eventually("without its NodePool it is Pending", r.pendingFor(apps.ReasonNodePoolMissing))
 	r.create(&apps.NodePool{ObjectMeta: metav1.ObjectMeta{Name: "edge"}})
 	for _, node := range poolNodes {
-		r.create(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-" + node}, Spec: corev1.PodSpec{
-			NodeName: node, Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-			Volumes: []corev1.Volume{{Name: "data"}}, // an emptyDir
-			Containers: []corev1.Container{{
-				Name: "web", Image: devcluster.PauseImage, Args: []string{"serve", ":8080"}, ImagePullPolicy: corev1.PullNever, Stdin: true,
-				VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: "/data"}},
-			}},
-		}})
+		r.createWeb(node)
 	}
 	r.isReady("")
 	r.sees(r.other(), poolNodes...)
@@ -170,6 +170,19 @@ func (r *poolRig) testDeployed() {
 			return err
 		})
 	}
+}
+
+// createWeb creates the pod of a node.
+func (r *poolRig) createWeb(node string) {
+	r.Helper()
+	r.create(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-" + node}, Spec: corev1.PodSpec{
+		NodeName: node, Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+		Volumes: []corev1.Volume{{Name: "data"}}, // an emptyDir
+		Containers: []corev1.Container{{
+			Name: "web", Image: devcluster.PauseImage, Args: []string{"serve", ":8080"}, ImagePullPolicy: corev1.PullNever, Stdin: true,
+			VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: "/data"}},
+		}},
+	}})
 }
 
 func (r *poolRig) pendingFor(reason string) func() error {
