@@ -1,13 +1,20 @@
 package nodes
 
 import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -314,4 +321,65 @@ func (r *poolRig) testOtherPool() {
 	r.sees(r.on, poolNodes...)
 	r.use("back in its pool,", r.on, moved)
 	r.kubectl("delete", "yurtcoordinator,nodepool", "other")
+}
+
+// testRights: in the cloud, atoll-manager and the nodes do what the chart lets them do for coordinators, and no more.
+func (r *poolRig) testRights() {
+	manager := []string{"--as=system:serviceaccount:" + atoll.Namespace + ":atoll-manager", "--as-group=system:serviceaccounts", "--as-group=system:authenticated"}
+	node := func(name string) []string {
+		return []string{"--as=system:node:" + name, "--as-group=system:nodes", "--as-group=system:authenticated"}
+	}
+	from, request := r.other(), filepath.Join(r.T.TempDir(), "request.yaml")
+	if err := os.WriteFile(request, fmt.Appendf(nil, "apiVersion: certificates.k8s.io/v1\nkind: CertificateSigningRequest\nmetadata: {name: foreign}\n"+
+		"spec: {signerName: kubernetes.io/kube-apiserver-client, usages: [client auth], request: %s}\n", certificateRequest(r.T)), 0o600); err != nil {
+		r.Fatal(err)
+	}
+	r.kubectl("create", "-f", request)
+	defer r.kubectl("delete", "csr", "foreign")
+	for what, tc := range map[string]struct {
+		as, args []string
+		may      bool
+	}{
+		"the manager reads the CA of a pool":                    {manager, []string{"get", "secret", "-n", "atoll-pools", "ca-edge"}, true},
+		"the manager lists Secrets of pools":                    {manager, []string{"get", "secrets", "-n", "atoll-pools"}, false},
+		"the manager reads Secrets of others":                   {manager, []string{"get", "secrets", "-n", "kube-system"}, false},
+		"the manager reads all Secrets":                         {manager, []string{"get", "secrets", "-A"}, false},
+		"the manager approves a client of the API server":       {manager, []string{"certificate", "approve", "foreign"}, false},
+		"the manager uses exec in the coordinator":              {manager, []string{"exec", "-n", "atoll-pools", r.podOfCoordinator().Name, "-c", "writer", "--", "/atoll-coordinator"}, false},
+		"the manager makes pods":                                {manager, []string{"run", "x", "-n", "atoll-pools", "--image=x"}, false},
+		"the manager gives rights":                              {manager, []string{"create", "clusterrolebinding", "x", "--clusterrole=cluster-admin", "--user=x"}, false},
+		"the manager makes tokens":                              {manager, []string{"create", "token", "default", "-n", "kube-system"}, false},
+		"a node reads YurtCoordinators":                         {node(from), []string{"get", "yurtcoordinators"}, true},
+		"a node reads Namespaces":                               {node(from), []string{"get", "namespaces"}, true},
+		"a node reads EndpointSlices":                           {node(from), []string{"get", "endpointslices", "-A"}, true},
+		"a node changes a YurtCoordinator":                      {node(from), []string{"annotate", "yurtcoordinator", "edge", "a=b"}, false},
+		"a node changes the status of a YurtCoordinator":        {node(from), []string{"patch", "yurtcoordinator", "edge", "--subresource=status", "--type=merge", "-p", `{"status":{"nodeName":"x"}}`}, false},
+		"a node changes Namespaces":                             {node(from), []string{"label", "namespace", "default", "a=b"}, false},
+		"a node changes its pool":                               {node(from), []string{"patch", "nodepool", "edge", "--type=merge", "-p", `{"metadata":{"labels":{"a":"b"}}}`}, false},
+		"a node approves a request":                             {node(from), []string{"certificate", "approve", "foreign"}, false},
+		"a node reads the CA of its pool":                       {node(from), []string{"get", "secret", "-n", "atoll-pools", "ca-edge"}, false},
+		"a node reads people's kubeconfig":                      {node(from), []string{"get", "secret", "-n", "atoll-pools", "kubeconfig-edge"}, false},
+		"a node reads what the coordinator of another node has": {node(from), []string{"get", "secret", "-n", "atoll-pools", "coordinator-edge"}, false},
+		"a node reads what its own coordinator has":             {node(r.on), []string{"get", "secret", "-n", "atoll-pools", "coordinator-edge"}, true},
+		"a node lists the Secrets of pools":                     {node(r.on), []string{"get", "secrets", "-n", "atoll-pools"}, false},
+	} {
+		out, err := r.tryKubectl(append(slices.Clone(tc.as), tc.args...)...)
+		if tc.may && err != nil || !tc.may && (err == nil || !strings.Contains(err.Error(), "orbidden")) {
+			r.Errorf("%s: %s, %v; want that it may: %t", what, out, err, tc.may)
+		}
+	}
+}
+
+// certificateRequest returns a request for a certificate, as a CertificateSigningRequest has it.
+func certificateRequest(t *testing.T) string {
+	t.Helper()
+	_, key, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "root", Organization: []string{"system:authenticated"}}}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: request}))
 }

@@ -69,6 +69,7 @@ func TestTheCoordinatorOnRealNodes(t *testing.T) {
 		{"a pool gets its coordinator", (*poolRig).testDeployed},
 		{"people look and act in the pool, cut off", (*poolRig).testPeople},
 		{"the hubs' pool ports are for the coordinator only", (*poolRig).testPoolPorts},
+		{"in the cloud, the manager and nodes have their rights and no others", (*poolRig).testRights},
 		{"two nodes of the pool do not reach each other, and one hub leads", (*poolRig).testPoolLeg},
 		{"its certificate is another one, and who watches notices nothing", (*poolRig).testNewCertificate},
 		{"the next CA signs, and a kubeconfig from before goes on", (*poolRig).testNextCA},
