@@ -31,19 +31,20 @@ const wayToTheCloud = "Make them at the cloud's API server"
 
 // served is a resource of an API server.
 type served struct {
-	schema.GroupVersion
 	metav1.APIResource
+
+	in schema.GroupVersion
 }
 
 func (s *served) key() string {
-	return strings.TrimPrefix(s.Group+"/"+s.Name, "/")
+	return strings.TrimPrefix(s.in.Group+"/"+s.Name, "/")
 }
 
 // path returns that of a collection, or of an object.
 func (s *served) path(namespace, name string) string {
-	path := "/apis/" + s.GroupVersion.String()
-	if s.Group == "" {
-		path = "/api/" + s.Version
+	path := "/apis/" + s.in.String()
+	if s.in.Group == "" {
+		path = "/api/" + s.in.Version
 	}
 	resource, sub, _ := strings.Cut(s.Name, "/")
 	if s.Namespaced {
@@ -166,7 +167,7 @@ func (r *poolRig) everything() (all []*served, examples map[string]*unstructured
 			r.Fatal(err)
 		}
 		for _, resource := range list.APIResources {
-			s := &served{of, resource}
+			s := &served{resource, of}
 			all = append(all, s)
 			if !slices.Contains(resource.Verbs, "list") || of.Group == "metrics.k8s.io" {
 				continue
@@ -219,7 +220,7 @@ func (r *poolRig) tries(as *asker, all []*served, examples map[string]*unstructu
 	for _, s := range all {
 		parent := s.key()
 		if name, _, isSub := strings.Cut(s.Name, "/"); isSub {
-			parent = strings.TrimPrefix(s.Group+"/"+name, "/")
+			parent = strings.TrimPrefix(s.in.Group+"/"+name, "/")
 		}
 		example, name, within := examples[parent], "none", "default"
 		if example != nil {
@@ -229,9 +230,9 @@ func (r *poolRig) tries(as *asker, all []*served, examples map[string]*unstructu
 		if example != nil && parent == s.key() {
 			body = example.DeepCopy().Object
 		}
-		gvk := s.WithKind(s.Kind)
-		if s.APIResource.Group != "" {
-			gvk = schema.GroupVersionKind{Group: s.APIResource.Group, Version: s.APIResource.Version, Kind: s.Kind}
+		gvk := s.in.WithKind(s.Kind)
+		if s.Group != "" {
+			gvk = schema.GroupVersionKind{Group: s.Group, Version: s.Version, Kind: s.Kind}
 		}
 		body["apiVersion"], body["kind"] = gvk.GroupVersion().String(), gvk.Kind
 		for _, verb := range s.Verbs {
