@@ -258,9 +258,6 @@ func (r *poolRig) testCutNode() {
 	at := time.Now()
 	r.eventually("the old one goes", func() error {
 		for _, node := range rest {
-			if err := r.upToDate(node, r.address()); err != nil {
-				r.Errorf("meanwhile: %v", err)
-			}
 			if out, err := r.people(r.on, "get", "pod", "web-"+node); err != nil {
 				r.Errorf("meanwhile the new one loses what it had: %s, %v", out, err)
 			}
