@@ -18,7 +18,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -300,16 +299,7 @@ func (r *poolRig) testOtherPool() {
 		}
 		return err
 	})
-	r.eventually("a pool of one node has no coordinator", func() error {
-		c := &apps.YurtCoordinator{}
-		if err := r.client.Get(r.Context(), client.ObjectKey{Name: "other"}, c); err != nil {
-			return err
-		}
-		if pending := meta.FindStatusCondition(c.Status.Conditions, apps.ConditionPending); pending == nil || pending.Reason != apps.ReasonFewNodes {
-			return fmt.Errorf("the condition is %+v", pending)
-		}
-		return nil
-	})
+	r.eventually("a pool of one node has no coordinator", r.pending("other", apps.ReasonFewNodes))
 	r.sees(r.on, others(moved)...)
 	if out := r.kubectl("get", "nodes", moved); !strings.Contains(out, " Ready") {
 		r.Errorf("the node is %s", out)

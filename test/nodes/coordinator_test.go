@@ -154,12 +154,18 @@ func (r *poolRig) other() string {
 
 func (r *poolRig) testDeployed() {
 	r.create(&apps.YurtCoordinator{ObjectMeta: metav1.ObjectMeta{Name: "edge"}, Spec: apps.YurtCoordinatorSpec{NodePool: "edge"}})
-	r.eventually("without its NodePool it is Pending", r.pendingFor(apps.ReasonNodePoolMissing))
+	r.eventually("without its NodePool it is Pending", r.pending("edge", apps.ReasonNodePoolMissing))
+	r.kubectl("label", "node", poolNodes[0], apps.NodePoolLabel+"-")
 	r.create(&apps.NodePool{ObjectMeta: metav1.ObjectMeta{Name: "edge"}})
+	r.eventually("with two nodes it is Pending", r.pending("edge", apps.ReasonFewNodes))
+	r.kubectl("label", "node", poolNodes[0], apps.NodePoolLabel+"=edge")
 	for _, node := range poolNodes {
 		r.createWeb(node)
 	}
 	r.isReady("")
+	r.create(&apps.YurtCoordinator{ObjectMeta: metav1.ObjectMeta{Name: "second"}, Spec: apps.YurtCoordinatorSpec{NodePool: "edge"}})
+	r.eventually("a second one for the pool is Pending", r.pending("second", apps.ReasonAnotherCoordinator))
+	r.kubectl("delete", "yurtcoordinator", "second")
 	r.sees(r.other(), poolNodes...)
 	for _, node := range poolNodes {
 		r.eventually("the hub of "+node+" has its certificate, and serves the coordinator", func() error {
@@ -186,14 +192,14 @@ func (r *poolRig) createWeb(node string) {
 	}})
 }
 
-func (r *poolRig) pendingFor(reason string) func() error {
+// pending returns a check that a YurtCoordinator waits for a reason.
+func (r *poolRig) pending(name, reason string) func() error {
 	return func() error {
-		c, err := r.coordinator()
-		if err != nil {
+		c := &apps.YurtCoordinator{}
+		if err := r.client.Get(r.Context(), client.ObjectKey{Name: name}, c); err != nil {
 			return err
 		}
-		pending := meta.FindStatusCondition(c.Status.Conditions, apps.ConditionPending)
-		if pending == nil || pending.Reason != reason {
+		if pending := meta.FindStatusCondition(c.Status.Conditions, apps.ConditionPending); pending == nil || pending.Status != metav1.ConditionTrue || pending.Reason != reason {
 			return fmt.Errorf("the condition is %+v", pending)
 		}
 		return nil
