@@ -216,16 +216,17 @@ func (t *tried) isChange() bool {
 func (r *poolRig) tries(as *asker, all []*served, examples map[string]*unstructured.Unstructured) (got []tried) {
 	r.Helper()
 	for _, s := range all {
-		parent := s.key()
-		if name, _, isSub := strings.Cut(s.Name, "/"); isSub {
-			parent = strings.TrimPrefix(s.in.Group+"/"+name, "/")
-		}
+		resource, sub, _ := strings.Cut(s.Name, "/")
+		parent := strings.TrimPrefix(s.in.Group+"/"+resource, "/")
 		example, name, within := examples[parent], "none", "default"
+		if slices.Contains([]string{"log", "exec", "attach", "portforward", "proxy"}, sub) {
+			example = nil // nobody waits for a node: rights are looked at before that
+		}
 		if example != nil {
 			name, within = example.GetName(), example.GetNamespace()
 		}
 		body := map[string]any{"metadata": map[string]any{"name": name}}
-		if example != nil && parent == s.key() {
+		if example != nil && sub == "" {
 			body = example.DeepCopy().Object
 		}
 		gvk := s.in.WithKind(s.Kind)
@@ -243,11 +244,11 @@ func (r *poolRig) tries(as *asker, all []*served, examples map[string]*unstructu
 			case "deletecollection":
 				path = s.path(within, "") + "?dryRun=All"
 			case "create":
-				if !strings.Contains(s.Name, "/") {
+				if sub == "" {
 					path = s.path(within, "")
 				}
 				path += "?dryRun=All"
-				if copied := (&unstructured.Unstructured{Object: body}).DeepCopy(); example != nil && parent == s.key() {
+				if copied := (&unstructured.Unstructured{Object: body}).DeepCopy(); example != nil && sub == "" {
 					copied.SetName(name + "-2")
 					copied.SetUID("")
 					copied.SetResourceVersion("")
