@@ -316,7 +316,7 @@ func (r *poolRig) testRights() {
 	node := func(name string) []string {
 		return []string{"--as=system:node:" + name, "--as-group=system:nodes", "--as-group=system:authenticated"}
 	}
-	from, request := r.other(), filepath.Join(r.T.TempDir(), "request.yaml")
+	from, request := r.other(), filepath.Join(r.Dir(), "request.yaml") // kubectl divides names at commas
 	if err := os.WriteFile(request, fmt.Appendf(nil, "apiVersion: certificates.k8s.io/v1\nkind: CertificateSigningRequest\nmetadata: {name: foreign}\n"+
 		"spec: {signerName: kubernetes.io/kube-apiserver-client, usages: [client auth], request: %s}\n", certificateRequest(r.T)), 0o600); err != nil {
 		r.Fatal(err)
