@@ -170,20 +170,19 @@ func (r *Reconciler) observe(ctx context.Context, name string) error {
 		return fmt.Errorf("listing nodes: %w", err)
 	}
 	now := r.Clock.Now()
-	members := map[string]*corev1.Node{}
+	members, leases := map[string]*corev1.Node{}, map[string]*coordinationv1.Lease{}
 	for i := range nodes.Items {
 		node := &nodes.Items[i]
-		if node.Labels[apps.NodePoolLabel] == name && (coordinator != nil || decide.HasMarks(node)) {
-			members[node.Name] = node
+		if node.Labels[apps.NodePoolLabel] != name {
+			continue
 		}
-	}
-	beats := map[string]string{}
-	for member := range members {
 		lease := &coordinationv1.Lease{}
-		if err := r.Client.Get(ctx, client.ObjectKey{Namespace: corev1.NamespaceNodeLease, Name: member}, lease, client.UnsafeDisableDeepCopy); client.IgnoreNotFound(err) != nil {
-			return fmt.Errorf("reading the Lease of node %q: %w", member, err)
+		if err := r.Client.Get(ctx, client.ObjectKey{Namespace: corev1.NamespaceNodeLease, Name: node.Name}, lease, client.UnsafeDisableDeepCopy); client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("reading the Lease of node %q: %w", node.Name, err)
 		}
-		beats[member] = beatOf(lease)
+		if coordinator != nil || decide.HasMarks(node) || isMarked(lease) {
+			members[node.Name], leases[node.Name] = node, lease
+		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -202,9 +201,9 @@ func (r *Reconciler) observe(ctx context.Context, name string) error {
 	}
 	for member, node := range members {
 		if p.Nodes[member] == nil {
-			p.Add(member, decide.Parse(node.Annotations[decide.Annotation]), beats[member], now)
+			p.Add(member, decide.Parse(node.Annotations[decide.Annotation]), beatOf(leases[member]), now)
 		}
-		p.marked[member] = p.marked[member] || decide.HasMarks(node)
+		p.marked[member] = p.marked[member] || decide.HasMarks(node) || isMarked(leases[member])
 		if decide.HasTaints(node) {
 			delete(p.taintsGone, member)
 		} else if p.taintsGone[member].IsZero() {
@@ -275,7 +274,7 @@ func (r *Reconciler) act(ctx context.Context, name string, record decide.Record,
 		}
 		steps := decide.Steps(o)
 		if len(steps) == 0 {
-			return a, r.releaseLease(ctx, name, record)
+			return a, r.releaseLease(ctx, name)
 		}
 		if steps[0].IsWait {
 			return a, nil
@@ -328,19 +327,23 @@ func (r *Reconciler) write(ctx context.Context, before, after client.Object, isS
 	return r.Client.Patch(ctx, after, patch)
 }
 
-// releaseLease takes the annotation off the Lease of a node whose pool has no coordinator.
-func (r *Reconciler) releaseLease(ctx context.Context, name string, record decide.Record) error {
-	if record.State != decide.Released {
-		return nil
-	}
+// releaseLease takes the annotation off the Lease of a node of which no heartbeat is forwarded any more: its kubelet goes on
+// writing it.
+func (r *Reconciler) releaseLease(ctx context.Context, name string) error {
 	lease := &coordinationv1.Lease{}
 	if err := r.Live.Get(ctx, client.ObjectKey{Namespace: corev1.NamespaceNodeLease, Name: name}, lease); err != nil {
 		return client.IgnoreNotFound(err)
 	}
-	if released := decide.ReleasedLease(lease); released != nil {
-		return r.write(ctx, lease, released, false)
+	if !isMarked(lease) {
+		return nil
 	}
-	return nil
+	return r.write(ctx, lease, decide.ReleasedLease(lease), false)
+}
+
+// isMarked reports whether a Lease has the annotation of a heartbeat that was forwarded before the last one.
+func isMarked(lease *coordinationv1.Lease) bool {
+	_, has := lease.Annotations[decide.DelegatedAnnotation]
+	return has && !isDelegated(lease)
 }
 
 // beatOf returns the renewTime of a Lease as text, "" without one.
