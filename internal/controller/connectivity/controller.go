@@ -180,7 +180,7 @@ func (r *Reconciler) observe(ctx context.Context, name string) error {
 		if err := r.Client.Get(ctx, client.ObjectKey{Namespace: corev1.NamespaceNodeLease, Name: node.Name}, lease, client.UnsafeDisableDeepCopy); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("reading the Lease of node %q: %w", node.Name, err)
 		}
-		if coordinator != nil || decide.HasMarks(node) || isMarked(lease) {
+		if coordinator != nil || decide.HasMarks(node) || isAnnotated(lease) {
 			members[node.Name], leases[node.Name] = node, lease
 		}
 	}
@@ -203,7 +203,7 @@ func (r *Reconciler) observe(ctx context.Context, name string) error {
 		if p.Nodes[member] == nil {
 			p.Add(member, decide.Parse(node.Annotations[decide.Annotation]), beatOf(leases[member]), now)
 		}
-		p.marked[member] = p.marked[member] || decide.HasMarks(node) || isMarked(leases[member])
+		p.marked[member] = p.marked[member] || decide.HasMarks(node) || isAnnotated(leases[member]) && (coordinator == nil || !isDelegated(leases[member]))
 		if decide.HasTaints(node) {
 			delete(p.taintsGone, member)
 		} else if p.taintsGone[member].IsZero() {
@@ -274,7 +274,10 @@ func (r *Reconciler) act(ctx context.Context, name string, record decide.Record,
 		}
 		steps := decide.Steps(o)
 		if len(steps) == 0 {
-			return a, r.releaseLease(ctx, name)
+			if record.State == decide.Direct || record.State == decide.Released {
+				return a, r.releaseLease(ctx, name)
+			}
+			return a, nil
 		}
 		if steps[0].IsWait {
 			return a, nil
@@ -334,16 +337,16 @@ func (r *Reconciler) releaseLease(ctx context.Context, name string) error {
 	if err := r.Live.Get(ctx, client.ObjectKey{Namespace: corev1.NamespaceNodeLease, Name: name}, lease); err != nil {
 		return client.IgnoreNotFound(err)
 	}
-	if !isMarked(lease) {
-		return nil
+	if released := decide.ReleasedLease(lease); released != nil {
+		return r.write(ctx, lease, released, false)
 	}
-	return r.write(ctx, lease, decide.ReleasedLease(lease), false)
+	return nil
 }
 
-// isMarked reports whether a Lease has the annotation of a heartbeat that was forwarded before the last one.
-func isMarked(lease *coordinationv1.Lease) bool {
+// isAnnotated reports whether a heartbeat in a Lease, the last or an earlier one, came through the pool.
+func isAnnotated(lease *coordinationv1.Lease) bool {
 	_, has := lease.Annotations[decide.DelegatedAnnotation]
-	return has && !isDelegated(lease)
+	return has
 }
 
 // beatOf returns the renewTime of a Lease as text, "" without one.
