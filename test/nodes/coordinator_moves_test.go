@@ -351,7 +351,7 @@ func (r *poolRig) testRights() {
 		"a node lists the Secrets of pools":                     {node(r.on), []string{"get", "secrets", "-n", "atoll-pools"}, false},
 	} {
 		out, err := r.tryKubectl(append(slices.Clone(tc.as), tc.args...)...)
-		if tc.may && err != nil || !tc.may && (err == nil || !strings.Contains(err.Error(), "orbidden")) {
+		if tc.may && err != nil || !tc.may && (err == nil || !strings.Contains(err.Error(), "orbidden") && !strings.Contains(err.Error(), "ValidatingAdmissionPolicy")) {
 			r.Errorf("%s: %s, %v; want that it may: %t", what, out, err, tc.may)
 		}
 	}

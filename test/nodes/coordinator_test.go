@@ -74,7 +74,6 @@ func TestTheCoordinatorOnRealNodes(t *testing.T) {
 		{"two nodes of the pool do not reach each other, and one hub leads", (*poolRig).testPoolLeg},
 		{"its certificate is another one, and who watches notices nothing", (*poolRig).testNewCertificate},
 		{"the next CA signs, and a kubeconfig from before goes on", (*poolRig).testNextCA},
-		{"its etcd is full", (*poolRig).testFull},
 		{"its node is drained", (*poolRig).testDrained},
 		{"its node is cut off from the cloud, and others are not", (*poolRig).testCutNode},
 		{"a node moves to another pool, and back", (*poolRig).testOtherPool},

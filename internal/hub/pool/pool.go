@@ -33,6 +33,9 @@ const (
 	roundWithin = 30 * time.Second
 	// maxPause is the longest time between two rounds while no coordinator answers.
 	maxPause = 8 * time.Second
+	// firstAgain is when the address is asked again at which the coordinator should be and has not answered yet, while
+	// another one answers.
+	firstAgain = 15 * time.Second
 	// againAfter is when an object is uploaded again that the coordinator has refused.
 	againAfter = time.Minute
 	// maxReason bounds what is read of the reason for a refusal, in bytes.
@@ -92,8 +95,10 @@ type Pool struct {
 	now     func() time.Time
 	lead    lead
 	// at is the address that is asked, and first the one at which the coordinator should be: another one is asked first
-	// once, also if at answers still.
-	at, first string
+	// until it has answered once, also if at answers still. firstAsked is when that was tried last.
+	at, first  string
+	isReached  bool
+	firstAsked time.Time
 	// of is the pool of the last round.
 	of string
 	// session and number are those of the last beat, and beaten when it was sent.
@@ -335,7 +340,10 @@ func (p *Pool) itemsOfPool() (items []governance.Item, problem error) {
 // find beats at the address that has answered last, and then at the others.
 func (p *Pool) find(ctx context.Context, addresses []string) (answer governance.BeatAnswer, err error) {
 	if addresses[0] != p.first {
-		p.first, p.at = addresses[0], ""
+		p.first, p.isReached, p.firstAsked = addresses[0], false, time.Time{}
+	}
+	if !p.isReached && p.now().Sub(p.firstAsked) > firstAgain {
+		p.at, p.firstAsked = "", p.now()
 	}
 	first := max(0, slices.Index(addresses, p.at))
 	var last error
@@ -343,6 +351,7 @@ func (p *Pool) find(ctx context.Context, addresses []string) (answer governance.
 		p.at = addresses[(first+i)%len(addresses)]
 		answer, err = p.beat(ctx)
 		if err == nil {
+			p.isReached = p.isReached || p.at == p.first
 			p.mu.Lock()
 			p.status.Address = p.at
 			p.mu.Unlock()

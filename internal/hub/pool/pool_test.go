@@ -343,6 +343,33 @@ func TestCoordinatorComesAndGoes(t *testing.T) {
 	expect("", 1)
 }
 
+// TestTheNextCoordinatorIsNotThereYet: the cloud starts it on another node, while the last one answers still, on a node
+// that the cloud has lost. A hub goes over once the next one answers, and not back.
+func TestTheNextCoordinatorIsNotThereYet(t *testing.T) {
+	c := &coordinator{stored: map[governance.Ref]governance.Item{}, at: "last:1"}
+	p := newPool(node{}, c)
+	now := time.Now()
+	p.now = func() time.Time { return now }
+	expect := func(want string) {
+		t.Helper()
+		now = now.Add(firstAgain + time.Second)
+		if _, err := p.turn(t.Context()); err != nil || p.Status().Address != want {
+			t.Errorf("it asks at %s, %v, want %s", p.Status().Address, err, want)
+		}
+	}
+	addresses := []string{"last:1", "next:1"}
+	p.options.Addresses = func() []string { return addresses }
+	expect("last:1")
+	addresses = []string{"next:1", "last:1"}
+	expect("last:1")
+	c.also = []string{"next:1"}
+	expect("next:1")
+	c.also = nil
+	expect("last:1")
+	c.also = []string{"next:1"} // it was there: the hub does not go to and fro
+	expect("last:1")
+}
+
 func TestTooManyObjects(t *testing.T) {
 	n := node{}
 	for i := range governance.MaxItems + 1 {
