@@ -22,7 +22,6 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
@@ -178,7 +177,7 @@ func (r Ref) Validate() error {
 	if r.Namespace != "" && len(validation.IsDNS1123Label(r.Namespace)) > 0 {
 		return fmt.Errorf("namespace: %q is not the name of one", r.Namespace)
 	}
-	if r.Name == "" || len(r.Name) > validation.DNS1123SubdomainMaxLength || len(content.IsPathSegmentName(r.Name)) > 0 {
+	if len(validation.IsDNS1123Subdomain(r.Name)) > 0 { // so are the names of all kinds that are uploaded
 		return fmt.Errorf("name: %q is not the name of an object", r.Name)
 	}
 	return nil
