@@ -24,7 +24,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/validate/content"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 )
@@ -188,7 +187,7 @@ func (r Ref) Validate() error {
 	if r.Namespace != "" && len(validation.IsDNS1123Label(r.Namespace)) > 0 {
 		return fmt.Errorf("namespace: %q is not the name of one", r.Namespace)
 	}
-	if r.Name == "" || len(r.Name) > validation.DNS1123SubdomainMaxLength || len(content.IsPathSegmentName(r.Name)) > 0 {
+	if len(validation.IsDNS1123Subdomain(r.Name)) > 0 { // so are the names of all kinds that are uploaded
 		return fmt.Errorf("name: %q is not the name of an object", r.Name)
 	}
 	return nil

@@ -16,7 +16,10 @@ func TestValidate(t *testing.T) {
 	}{
 		"a node":                    {Ref{"nodes", "", "edge-1"}, ""},
 		"a pod":                     {Ref{"pods", "default", "web-0"}, ""},
-		"a ServiceAccount's colon":  {Ref{"serviceaccounts", "default", "a:b"}, ""},
+		"a colon":                   {Ref{"serviceaccounts", "default", "a:b"}, "name"},
+		"a new line":                {Ref{"pods", "default", "a\nb"}, "name"},
+		"an escape":                 {Ref{"pods", "default", "a\x1b[31m"}, "name"},
+		"no UTF-8":                  {Ref{"pods", "default", "a\xff"}, "name"},
 		"another resource":          {Ref{"events", "default", "e"}, `resource: "events"`},
 		"a pod without a namespace": {Ref{"pods", "", "web-0"}, "namespace: pods need one"},
 		"a node with a namespace":   {Ref{"nodes", "default", "edge-1"}, "namespace: nodes have none"},

@@ -45,8 +45,9 @@ import (
 )
 
 const (
-	// againAfter is when a pass is repeated: certificates get old, and Secrets are not watched.
-	againAfter = 10 * time.Minute
+	// againAfter is when a pass is repeated: certificates get old, and what it writes is not watched, though anybody with
+	// the right may delete it.
+	againAfter = time.Minute
 	// countedAfter is when it is looked again whether the nodes of a new pool are counted.
 	countedAfter = time.Second
 	// authenticationConfigMap, in kube-system, has the CAs of the cluster's client certificates.

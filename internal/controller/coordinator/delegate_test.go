@@ -254,6 +254,12 @@ func TestThePoolSaysHowItIs(t *testing.T) {
 		t.Errorf("the first pulse of a pool that was silent enqueues %q", got)
 	}
 	expect("a b", "False")
+	var q watched.Queue
+	q.Send(t.Context(), s.watches(), pulseOf("edge", "", 4), nil)
+	if got := q.Take(); got != "one" {
+		t.Errorf("a pulse that somebody deletes enqueues %q", got)
+	}
+	expect("", silent)
 	for _, text := range []string{"", "no JSON", `{"outside":1}`} {
 		s.says(pulseOf("edge", text, 5+int64(len(text))))
 		expect("", silent)

@@ -123,8 +123,12 @@ func (r *Reconciler) onPulse() handler.EventHandler {
 	return handler.Funcs{
 		CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) { receive(ctx, e.Object, q) },
 		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q queue) { receive(ctx, e.ObjectNew, q) },
-		DeleteFunc: func(_ context.Context, e event.DeleteEvent, _ queue) {
-			r.pulses.forget(governance.PoolOfPulse(e.Object.GetName()))
+		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) {
+			pool := governance.PoolOfPulse(e.Object.GetName())
+			r.pulses.forget(pool)
+			for _, request := range r.havingPool(ctx, pool) { // it is made anew
+				q.Add(request)
+			}
 		},
 	}
 }

@@ -98,18 +98,18 @@ func judgeRequest(request *x509.CertificateRequest, user string, node *corev1.No
 		if !ip.IsGlobalUnicast() {
 			return refusedf("%s is not the address of one machine", ip)
 		}
-		if other := holder(pool, node, ip); other != "" {
+		if other := otherHolder(pool, node, ip); other != "" {
 			return refusedf("%s is also an InternalIP of the Node %q", ip, other)
 		}
 	}
 	return nil
 }
 
-// holder returns an older node that has an address, or "". So a node that gives itself the address of another one takes
-// nothing from it.
-func holder(pool []corev1.Node, than *corev1.Node, ip net.IP) string {
+// otherHolder returns another node that has an address, or "". A node writes its addresses itself, so nobody knows whose it
+// is: it is signed for neither.
+func otherHolder(pool []corev1.Node, than *corev1.Node, ip net.IP) string {
 	for i := range pool {
-		if pool[i].Name == than.Name || than.CreationTimestamp.Before(&pool[i].CreationTimestamp) {
+		if pool[i].Name == than.Name {
 			continue
 		}
 		if ips, err := governance.InternalIPs(&pool[i]); err == nil && slices.ContainsFunc(ips, ip.Equal) {

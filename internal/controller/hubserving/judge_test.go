@@ -16,9 +16,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/governance"
@@ -86,7 +88,9 @@ func TestJudge(t *testing.T) {
 		return pkix.Extension{Id: id, Value: text}
 	}
 	edge := nodeAt("edge", "10.0.0.1", "fd00::1", "10.0.0.3", "127.0.0.1", "0.0.0.0")
-	pool := []corev1.Node{*edge, *nodeAt("other", "10.0.0.2", "10.0.0.3")}
+	other := nodeAt("other", "10.0.0.2", "10.0.0.3")
+	other.CreationTimestamp = metav1.NewTime(edge.CreationTimestamp.Add(time.Hour))
+	pool := []corev1.Node{*edge, *other}
 	for name, tc := range map[string]struct {
 		change func(*forged)
 		want   string // "" if it is signed

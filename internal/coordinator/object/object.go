@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"unicode/utf8"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -40,6 +41,8 @@ const (
 	maxMemory = 8 << 20
 	// maxNames bounds what a pod names.
 	maxNames = 256
+	// maxUID bounds a UID, in bytes. Those of an API server have 36.
+	maxUID = 128
 )
 
 // protobufPrefix begins an object in protobuf; one in JSON begins with a brace.
@@ -49,6 +52,8 @@ var protobufPrefix = []byte("k8s\x00")
 type Object struct {
 	UID     string
 	Version uint64
+	// Memory is about what it takes in the memory of an API server, in bytes.
+	Memory int64
 	// NodeName is the node that a pod is bound to.
 	NodeName string
 	// Names are the ConfigMaps, the Secrets and the ServiceAccount that a pod names, each once, in order.
@@ -103,14 +108,14 @@ func Read(ref governance.Ref, body []byte) (*Object, error) {
 	if m.GetName() != ref.Name || m.GetNamespace() != ref.Namespace {
 		return nil, fmt.Errorf("%s has the name %q and the namespace %q", ref, m.GetName(), m.GetNamespace())
 	}
-	if m.GetUID() == "" {
-		return nil, fmt.Errorf("%s: metadata.uid: is missing", ref)
+	if len(m.GetUID()) == 0 || len(m.GetUID()) > maxUID || !utf8.ValidString(string(m.GetUID())) {
+		return nil, fmt.Errorf("%s: metadata.uid: must have 1 to %d bytes", ref, maxUID)
 	}
 	version, err := governance.Version(m.GetResourceVersion())
 	if err != nil {
 		return nil, fmt.Errorf("%s: metadata.%w", ref, err)
 	}
-	o := &Object{UID: string(m.GetUID()), Version: version}
+	o := &Object{UID: string(m.GetUID()), Version: version, Memory: int64(size)}
 	if pod, is := decoded.(*corev1.Pod); is {
 		o.NodeName, o.Names = pod.Spec.NodeName, named(pod)
 	}

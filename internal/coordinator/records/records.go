@@ -24,7 +24,7 @@ type Record struct {
 	// Node is the node that has uploaded it. For a kind of a node, it is the one that the object is of. What belongs to
 	// the pool goes with it, too, when it leaves the pool, because it may have been forged.
 	Node string `json:"node"`
-	// Bytes is the object's size.
+	// Bytes is what the object takes, stored or in the memory of an API server, whichever is more.
 	Bytes int64 `json:"bytes"`
 	// Names are the objects that a pod names.
 	Names []governance.Ref `json:"names,omitempty"`

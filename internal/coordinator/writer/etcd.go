@@ -121,6 +121,9 @@ func (e *Etcd) change(ctx context.Context, ops ...clientv3.Op) error {
 
 // orFull makes place if an error says that etcd is full: nothing was changed then, and the error is a refusal.
 func (e *Etcd) orFull(ctx context.Context, err error) error {
+	if errors.Is(err, rpctypes.ErrRequestTooLarge) { // nothing was changed
+		return &records.Refusal{Reason: records.Full, Message: "etcd takes no object that large"}
+	}
 	if !errors.Is(err, rpctypes.ErrNoSpace) {
 		return err
 	}

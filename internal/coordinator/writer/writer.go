@@ -38,9 +38,10 @@ const (
 	lookEvery = time.Second
 )
 
-// DefaultLimits are those of a coordinator for 200 nodes and 2,000 pods, with much to spare.
+// DefaultLimits are those of a coordinator for 200 nodes and 2,000 pods, with much to spare. kube-apiserver takes about
+// three times of that, and has 1 GiB.
 var DefaultLimits = records.Limits{
-	NodeObjects: governance.MaxItems, NodeBytes: 32 << 20, PoolObjects: governance.MaxPoolItems, PoolBytes: 64 << 20, Bytes: 256 << 20,
+	NodeObjects: governance.MaxItems, NodeBytes: 32 << 20, PoolObjects: governance.MaxPoolItems, PoolBytes: 160 << 20, Bytes: 256 << 20,
 }
 
 // Storage keeps objects with their records: see Etcd.
@@ -398,7 +399,7 @@ func (w *Writer) put(node string, r *http.Request) (answer struct{}, err error) 
 		if err != nil {
 			return &records.Refusal{Reason: records.Malformed, Message: err.Error()}
 		}
-		record := records.Record{UID: o.UID, Version: o.Version, Node: node, Bytes: int64(len(stored)), Names: o.Names}
+		record := records.Record{UID: o.UID, Version: o.Version, Node: node, Bytes: max(int64(len(stored)), o.Memory), Names: o.Names}
 		for _, name := range o.Names {
 			record.Bytes += int64(len(name.Key()))
 		}

@@ -345,3 +345,22 @@ func TestANodeHasOneRequestAtATime(t *testing.T) {
 		t.Errorf("another node is answered with %d %s", code, answer)
 	}
 }
+
+// TestMemoryIsCounted: a small text may be many times as large in the memory of an API server.
+func TestMemoryIsCounted(t *testing.T) {
+	r := newRig(t)
+	large := strings.Replace(pod("web", "a", 1), `"nodeName":`, `"containers":[`+strings.Repeat("{},", 300)+`{}],"nodeName":`, 1)
+	if code, answer := r.send("system:node:a", "PUT", webPath, large); code != 200 {
+		t.Fatalf("the answer is %d %s", code, answer)
+	}
+	small := pod("db", "a", 1)
+	if code, answer := r.send("system:node:a", "PUT", governance.Ref{Resource: "pods", Namespace: "default", Name: "db"}.Path(), small); code != 200 {
+		t.Fatalf("the answer is %d %s", code, answer)
+	}
+	if got := r.memory.records[governance.Ref{Resource: "pods", Namespace: "default", Name: "db"}]; got.Bytes <= int64(len(small)) {
+		t.Errorf("a pod of %d bytes counts as %d", len(small), got.Bytes)
+	}
+	if got := r.memory.records[web]; got.Bytes < 10*int64(len(large)) {
+		t.Errorf("a pod of %d bytes with 301 containers counts as %d", len(large), got.Bytes)
+	}
+}

@@ -249,7 +249,7 @@ func (p *Port) pass(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if !isAllowed(r) {
-		http.Error(w, "the port for the pool's API server has logs, exec, attach, port-forward, stats/summary and metrics/resource only", http.StatusForbidden)
+		http.Error(w, "the port for the pool's API server has logs, exec, attach, port-forward, stats/summary and metrics/resource only, and of the pods of coordinators the logs only", http.StatusForbidden)
 		return
 	}
 	p.o.Kubelet.Pass(w, r)
@@ -268,6 +268,9 @@ func isAllowed(r *http.Request) bool {
 		return r.Method == http.MethodGet
 	}
 	parts := strings.Split(strings.TrimPrefix(r.URL.Path, "/"), "/")
+	if len(parts) > 1 && parts[0] != "containerLogs" && parts[1] == governance.Namespace {
+		return false // in its own pod, people could change what it shows, and be on the network of its node
+	}
 	want, known := names[parts[0]]
 	return known && len(parts) == want+1 && (r.Method == http.MethodGet || r.Method == http.MethodPost) &&
 		!slices.ContainsFunc(parts[1:], func(name string) bool { return len(validation.IsDNS1123Subdomain(name)) > 0 })

@@ -210,7 +210,7 @@ func TestOnlyPathsForPeopleArePassed(t *testing.T) {
 	config := n.apiServer()
 	for _, request := range []string{
 		"GET /containerLogs/default/web-0/c?tailLines=3", "POST /exec/default/web-0/c?command=ls", "GET /exec/default/web-0/c?command=%2Fbin%2Fls",
-		"POST /attach/default/web.0/c", "POST /portForward/default/web-0", "GET /portForward/default/web-0", "GET /stats/summary", "GET /metrics/resource",
+		"POST /attach/default/web.0/c", "GET /containerLogs/atoll-pools/coordinator-0/writer", "POST /portForward/default/web-0", "GET /portForward/default/web-0", "GET /stats/summary", "GET /metrics/resource",
 	} {
 		method, target, _ := strings.Cut(request, " ")
 		n.passed = nil
@@ -230,6 +230,7 @@ func TestOnlyPathsForPeopleArePassed(t *testing.T) {
 	}
 	n.passed = nil
 	for _, request := range []string{
+		"POST /exec/atoll-pools/coordinator-0/writer", "POST /attach/atoll-pools/coordinator-0/etcd", "POST /portForward/atoll-pools/coordinator-0", "GET /exec/atoll-pools/coordinator-0/etcd",
 		"GET /", "GET /pods", "GET /runningpods/", "GET /configz", "GET /healthz", "GET /metrics", "GET /metrics/cadvisor", "GET /stats", "GET /stats/summary/", "GET /logs/", "GET /debug/pprof/",
 		"POST /run/default/web-0/c", "POST /checkpoint/default/web-0/c", "POST /stats/summary", "HEAD /stats/summary", "DELETE /containerLogs/default/web-0/c", "PUT /exec/default/web-0/c", "OPTIONS /exec/default/web-0/c",
 		"GET /containerLogs/default/web-0", "GET /containerLogs/default/web-0/c/d", "POST /exec/default/web-0/uid/c", "GET /containerLogs//web-0/c", "GET /containerLogs/default/web-0/",
