@@ -2,6 +2,7 @@ package governance
 
 import (
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -51,6 +52,28 @@ func TestKeysAreThoseOfAnAPIServer(t *testing.T) {
 		if got := ref.Key(); got != want {
 			t.Errorf("Key is %s, want %s", got, want)
 		}
+	}
+}
+
+// TestNoMessageHasATime: who leads and who is silent does not depend on what the clocks of nodes say.
+func TestNoMessageHasATime(t *testing.T) {
+	var look func(of reflect.Type, path string)
+	look = func(of reflect.Type, path string) {
+		switch of.Kind() {
+		case reflect.Slice, reflect.Pointer, reflect.Map:
+			look(of.Elem(), path)
+		case reflect.Struct:
+			if of.PkgPath() == "time" || strings.HasSuffix(of.PkgPath(), "apis/meta/v1") {
+				t.Errorf("%s is a time, and clocks differ", path)
+				return
+			}
+			for i := range of.NumField() {
+				look(of.Field(i).Type, path+"."+of.Field(i).Name)
+			}
+		}
+	}
+	for _, message := range []any{Beat{}, BeatAnswer{}, Inventory{}, InventoryAnswer{}} {
+		look(reflect.TypeOf(message), reflect.TypeOf(message).Name())
 	}
 }
 

@@ -33,8 +33,8 @@ type poolRig struct {
 }
 
 // TestTheCoordinatorOnRealNodes: a pool gets its coordinator as docs/pools.md says. Cut off from the cloud, people see
-// there what is in the pool. The coordinator moves when its node dies, and its hubs find it. When it is deleted,
-// nothing of it is left.
+// there what is in the pool. The coordinator moves when its node is drained, is cut off or dies, and its hubs find it.
+// When it is deleted, nothing of it is left.
 func TestTheCoordinatorOnRealNodes(t *testing.T) {
 	tier.All(t, "four real nodes, and a control plane on one of them: minutes")
 	t.Parallel()
@@ -70,6 +70,14 @@ func TestTheCoordinatorOnRealNodes(t *testing.T) {
 		{"people look and act in the pool, cut off", (*poolRig).testPeople},
 		{"the hubs' pool ports are for the coordinator only", (*poolRig).testPoolPorts},
 		{"the cloud knows how the pool is", (*poolRig).testPulse},
+		{"in the cloud, the manager and nodes have their rights and no others", (*poolRig).testRights},
+		{"two nodes of the pool do not reach each other, and one hub leads", (*poolRig).testPoolLeg},
+		{"its certificate is another one, and who watches notices nothing", (*poolRig).testNewCertificate},
+		{"the next CA signs, and a kubeconfig from before goes on", (*poolRig).testNextCA},
+		{"its etcd is full", (*poolRig).testFull},
+		{"its node is drained", (*poolRig).testDrained},
+		{"its node is cut off from the cloud, and others are not", (*poolRig).testCutNode},
+		{"a node moves to another pool, and back", (*poolRig).testOtherPool},
 		{"its node dies", (*poolRig).testDeadNode},
 		{"nothing is left of it", (*poolRig).testDeleted},
 	} {
@@ -147,19 +155,18 @@ func (r *poolRig) other() string {
 
 func (r *poolRig) testDeployed() {
 	r.create(&apps.YurtCoordinator{ObjectMeta: metav1.ObjectMeta{Name: "edge"}, Spec: apps.YurtCoordinatorSpec{NodePool: "edge"}})
-	r.eventually("without its NodePool it is Pending", r.pendingFor(apps.ReasonNodePoolMissing))
+	r.eventually("without its NodePool it is Pending", r.pending("edge", apps.ReasonNodePoolMissing))
+	r.kubectl("label", "node", poolNodes[0], apps.NodePoolLabel+"-")
 	r.create(&apps.NodePool{ObjectMeta: metav1.ObjectMeta{Name: "edge"}})
+	r.eventually("with two nodes it is Pending", r.pending("edge", apps.ReasonFewNodes))
+	r.kubectl("label", "node", poolNodes[0], apps.NodePoolLabel+"=edge")
 	for _, node := range poolNodes {
-		r.create(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-" + node}, Spec: corev1.PodSpec{
-			NodeName: node, Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-			Volumes: []corev1.Volume{{Name: "data"}}, // an emptyDir
-			Containers: []corev1.Container{{
-				Name: "web", Image: devcluster.PauseImage, Args: []string{"serve", ":8080"}, ImagePullPolicy: corev1.PullNever, Stdin: true,
-				VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: "/data"}},
-			}},
-		}})
+		r.createWeb(node)
 	}
 	r.isReady("")
+	r.create(&apps.YurtCoordinator{ObjectMeta: metav1.ObjectMeta{Name: "second"}, Spec: apps.YurtCoordinatorSpec{NodePool: "edge"}})
+	r.eventually("a second one for the pool is Pending", r.pending("second", apps.ReasonAnotherCoordinator))
+	r.kubectl("delete", "yurtcoordinator", "second")
 	r.sees(r.other(), poolNodes...)
 	for _, node := range poolNodes {
 		r.eventually("the hub of "+node+" has its certificate, and serves the coordinator", func() error {
@@ -173,14 +180,27 @@ func (r *poolRig) testDeployed() {
 	}
 }
 
-func (r *poolRig) pendingFor(reason string) func() error {
+// createWeb creates the pod of a node.
+func (r *poolRig) createWeb(node string) {
+	r.Helper()
+	r.create(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-" + node}, Spec: corev1.PodSpec{
+		NodeName: node, Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+		Volumes: []corev1.Volume{{Name: "data"}}, // an emptyDir
+		Containers: []corev1.Container{{
+			Name: "web", Image: devcluster.PauseImage, Args: []string{"serve", ":8080"}, ImagePullPolicy: corev1.PullNever, Stdin: true,
+			VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: "/data"}},
+		}},
+	}})
+}
+
+// pending returns a check that a YurtCoordinator waits for a reason.
+func (r *poolRig) pending(name, reason string) func() error {
 	return func() error {
-		c, err := r.coordinator()
-		if err != nil {
+		c := &apps.YurtCoordinator{}
+		if err := r.client.Get(r.Context(), client.ObjectKey{Name: name}, c); err != nil {
 			return err
 		}
-		pending := meta.FindStatusCondition(c.Status.Conditions, apps.ConditionPending)
-		if pending == nil || pending.Reason != reason {
+		if pending := meta.FindStatusCondition(c.Status.Conditions, apps.ConditionPending); pending == nil || pending.Status != metav1.ConditionTrue || pending.Reason != reason {
 			return fmt.Errorf("the condition is %+v", pending)
 		}
 		return nil
@@ -253,6 +273,25 @@ func (r *poolRig) testPeople() {
 	for _, node := range poolNodes {
 		r.eventually("the node "+node+" is back", r.ready(node, corev1.ConditionTrue))
 	}
+	r.settled()
+}
+
+// settled waits until the coordinator is Ready, and will not be started anew. After a long cut of the whole pool it is:
+// the cloud has taken it for dead.
+func (r *poolRig) settled() {
+	r.Helper()
+	r.eventually("the coordinator has one pod, which stays", func() error {
+		var pods corev1.PodList
+		if err := r.client.List(r.Context(), &pods, client.InNamespace("atoll-pools")); err != nil {
+			return err
+		}
+		if len(pods.Items) != 1 || pods.Items[0].DeletionTimestamp != nil {
+			return fmt.Errorf("there are %d pods; the first is being deleted: %t", len(pods.Items), len(pods.Items) > 0 && pods.Items[0].DeletionTimestamp != nil)
+		}
+		return nil
+	})
+	r.isReady("")
+	r.sees(r.other(), poolNodes...)
 }
 
 // tops waits for what kubectl top prints on a node: all nodes and pods of the pool, and what selectors choose of them.

@@ -395,6 +395,27 @@ func TestCertificatesAreMadeAnew(t *testing.T) {
 	}
 }
 
+// TestClocksThatDiffer: what the manager signs counts at once on machines whose clocks are up to five minutes wrong.
+func TestClocksThatDiffer(t *testing.T) {
+	s := newSite(t, of("one", "edge", 0))
+	s.runs("edge", "b", corev1.ConditionTrue)
+	s.rest("one")
+	own := s.data("coordinator-edge")
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(s.data("ca-edge")["ca.crt"])
+	for who, cert := range map[string][]byte{"the API server, to people": own["tls.crt"], "the API server, to hubs": own["apiserver.crt"], "a person": s.data("kubeconfig-edge")["tls.crt"]} {
+		parsed, err := certs.ParseCert(cert)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, wrong := range []time.Duration{-5 * time.Minute, 5 * time.Minute} {
+			if _, err := parsed.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: s.clock.Now().Add(wrong), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
+				t.Errorf("where the clock is wrong by %s, %s is not known: %v", wrong, who, err)
+			}
+		}
+	}
+}
+
 func TestPending(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(*site, *apps.YurtCoordinator)

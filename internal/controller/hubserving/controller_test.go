@@ -67,7 +67,7 @@ func (s *site) pass() (*certificatesv1.CertificateSigningRequest, ctrl.Result, e
 
 func newCA(t *testing.T, life time.Duration) (certs.Pair, *corev1.Secret) {
 	t.Helper()
-	ca, err := certs.NewCAFor(nil, certs.Period{From: time.Now().Add(-time.Minute), To: time.Now().Add(life)})
+	ca, err := certs.NewCAFor(nil, certs.Period{From: time.Now().Add(-time.Hour), To: time.Now().Add(life)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,8 +112,12 @@ func TestARequestOfANodeIsSigned(t *testing.T) {
 			}
 			roots := x509.NewCertPool()
 			roots.AppendCertsFromPEM(ca.Cert)
-			if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: "10.0.0.1", KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}); err != nil {
-				t.Error(err)
+			for _, wrong := range []time.Duration{0, -5 * time.Minute, 5 * time.Minute} { // the clock of the coordinator's node
+				if _, err := leaf.Verify(x509.VerifyOptions{
+					Roots: roots, DNSName: "10.0.0.1", CurrentTime: s.clock.Now().Add(wrong), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+				}); err != nil {
+					t.Errorf("where the clock is wrong by %s: %v", wrong, err)
+				}
 			}
 			if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err == nil {
 				t.Error("it is a client certificate too")

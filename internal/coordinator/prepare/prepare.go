@@ -36,6 +36,10 @@ const (
 	FrontProxyCA = "front-proxy-ca.crt"
 )
 
+// backdate is how long before they are made the certificates begin to be valid: the clock of a node that has just started
+// may be set back.
+const backdate = 10 * time.Minute
+
 // mastersGroup may do everything in an API server that its admission allows.
 const mastersGroup = "system:masters"
 
@@ -68,8 +72,9 @@ func Write(o Options, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	// It is made anew with each pod only, and trusted in this pod only.
-	own, err := certs.IssueFor(ca, certs.Leaf{CommonName: readonly.User, Groups: []string{mastersGroup}}, certs.Period{From: now.Add(-time.Minute), To: now.Add(certs.CALifetime)})
+	// The certificates are made anew with each pod only, and trusted in this pod only.
+	period := certs.Period{From: now.Add(-backdate), To: now.Add(certs.CALifetime)}
+	own, err := certs.IssueFor(ca, certs.Leaf{CommonName: readonly.User, Groups: []string{mastersGroup}}, period)
 	if err != nil {
 		return err
 	}
@@ -82,7 +87,7 @@ func Write(o Options, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	proxy, err := certs.IssueFor(proxyCA, certs.Leaf{CommonName: "atoll:front-proxy"}, certs.Period{From: now.Add(-time.Minute), To: now.Add(certs.CALifetime)})
+	proxy, err := certs.IssueFor(proxyCA, certs.Leaf{CommonName: "atoll:front-proxy"}, period)
 	if err != nil {
 		return err
 	}

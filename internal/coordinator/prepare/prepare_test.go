@@ -55,8 +55,10 @@ func TestWrite(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := cert.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
-			t.Errorf("%s is not known: %v", who, err)
+		for _, at := range []time.Time{now, now.Add(-5 * time.Minute)} { // the clock is set back
+			if _, err := cert.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: at, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+				t.Errorf("%s is not known at %s: %v", who, at, err)
+			}
 		}
 	}
 	proxy, err := os.ReadFile(filepath.Join(directory, FrontProxyCert))
@@ -75,7 +77,7 @@ func TestWrite(t *testing.T) {
 	if text, err := os.ReadFile(filepath.Join(directory, FrontProxyCA)); err != nil || !proxies.AppendCertsFromPEM(text) {
 		t.Fatalf("reading the CA of the front proxy: %v", err)
 	}
-	if _, err := cert.Verify(x509.VerifyOptions{Roots: proxies, KeyUsages: usages}); err != nil {
+	if _, err := cert.Verify(x509.VerifyOptions{Roots: proxies, CurrentTime: now.Add(-5 * time.Minute), KeyUsages: usages}); err != nil {
 		t.Errorf("the server of metrics.k8s.io does not take the API server: %v", err)
 	}
 	entries, err := os.ReadDir(directory)
