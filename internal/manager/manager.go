@@ -409,6 +409,7 @@ func (p *parts) addControllers(context.Context) error {
 		Evictor: &eviction.Evictor{
 			Client: p.client,
 			Pace:   eviction.NewPace(rate.Limit(p.config.EvictionsPerSecond), max(1, int(p.config.EvictionsPerSecond*10))),
+			Held:   p.ledger.IsHeld,
 		},
 	})
 }

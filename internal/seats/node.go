@@ -8,6 +8,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
+	"github.com/atoll-k8s/atoll/internal/domain/connectivity"
 	"github.com/atoll-k8s/atoll/internal/domain/fit"
 )
 
@@ -20,10 +21,13 @@ type Node struct {
 	Created time.Time
 	// Open: the node is Ready, not cordoned and not being deleted.
 	Open bool
-	// Ready: the node is Ready, cordoned or not.
+	// Ready: the node is Ready, cordoned or not; or Held.
 	Ready bool
+	// Held: the node is cut off from the cloud and not known to be dead (connectivity.Held). Its
+	// pods are kept, so that it is present, but takes no new ones.
+	Held bool
 	// NotReadySince is when the node was last Ready, as far as is known; zero while it is
-	// Ready.
+	// Ready or Held.
 	NotReadySince time.Time
 	// Offer is what the node offers to pods. Its labels and taints are those of the cached
 	// object: they must not be changed.
@@ -33,13 +37,13 @@ type Node struct {
 // SlimNode returns the part of a node that decisions need.
 func SlimNode(n *corev1.Node) Node {
 	node := Node{
-		Name: n.Name, Group: n.Labels[gm.NodeGroupLabel], Created: n.CreationTimestamp.Time,
+		Name: n.Name, Held: connectivity.Held(n), Group: n.Labels[gm.NodeGroupLabel], Created: n.CreationTimestamp.Time,
 		Offer: fit.Node{Name: n.Name, Labels: n.Labels, Taints: n.Spec.Taints, Allocatable: fit.AmountsOf(n.Status.Allocatable)},
 	}
 	for _, c := range n.Status.Conditions {
 		if c.Type == corev1.NodeReady {
 			node.Open = c.Status == corev1.ConditionTrue && !n.Spec.Unschedulable && n.DeletionTimestamp == nil
-			if node.Ready = c.Status == corev1.ConditionTrue; !node.Ready {
+			if node.Ready = c.Status == corev1.ConditionTrue || node.Held; !node.Ready {
 				node.NotReadySince = c.LastTransitionTime.Time
 			}
 		}
@@ -121,11 +125,26 @@ func (l *Ledger) HasMembers(group string) bool {
 }
 
 // NotReadySince returns since when none of a group's nodes has been Ready. ok is false if one
-// is Ready, or if the group has no node.
+// is Ready or Held, or if the group has no node.
 func (l *Ledger) NotReadySince(group string) (since time.Time, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.nodes.notReadySince(group)
+}
+
+// IsHeld returns whether a node is Held.
+func (l *Ledger) IsHeld(node string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := l.nodes.byName[node]
+	return n != nil && n.Held
+}
+
+// IsGroupHeld returns whether a group has a node that is Held, and none that is open.
+func (l *Ledger) IsGroupHeld(group string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.nodes.isGroupHeld(group)
 }
 
 // GroupsEpoch increases whenever HasMembers or NotReadySince changes its result for a group.

@@ -306,6 +306,17 @@ func (ns *nodes) notReadySince(group string) (since time.Time, ok bool) {
 	return since, ok
 }
 
+// isGroupHeld is IsGroupHeld of the Ledger.
+func (ns *nodes) isGroupHeld(group string) (isHeld bool) {
+	for _, n := range ns.members[group] {
+		if n.Open {
+			return false
+		}
+		isHeld = isHeld || n.Held
+	}
+	return isHeld
+}
+
 // podsOn returns the pods on a node, finished ones included; nil if the node is not known.
 func (ns *nodes) podsOn(name string) []*Pod {
 	n := ns.byName[name]

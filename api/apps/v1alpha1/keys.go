@@ -61,7 +61,8 @@ const (
 	// ReasonTolerated: no NoExecute taint of the pool waits.
 	ReasonTolerated = "Tolerated"
 	// ReasonTaintsWait: a NoExecute taint would evict pods of a UnitedDeployment
-	// that are to tolerate it, and waits for them, 5 minutes at most.
+	// that are to tolerate it, and waits for them, 5 minutes at most; or it would evict
+	// pods from nodes that are cut off from the cloud, and waits for these.
 	ReasonTaintsWait = "TaintsWait"
 
 	// ReasonNodesCanJoin: a kubelet may set the labels that the selector reads, and so

@@ -838,3 +838,23 @@ func TestStartEnqueuesDividedWorkloads(t *testing.T) {
 		t.Errorf("with the namespace %v are enqueued", all)
 	}
 }
+
+// TestPodsOfHeldNodesDoNotMove, although they have the wrong class, and do not keep those of other nodes waiting.
+func TestPodsOfHeldNodesDoNotMove(t *testing.T) {
+	s := newSite(t, web("0", "on-demand", "on-demand")...)
+	s.World.Add(t, build.Node("edge", build.Label("node.kubernetes.io/capacity", "on-demand"), build.Held()))
+	s.Evictor.Held = func(node string) bool { return node == "edge" }
+	replicaSet := build.ReplicaSet("web-1")
+	s.World.See(running("pod-0", replicaSet, "on-demand", build.On("edge")))
+	if _, err := s.pass(); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"pod-1"}, s.Evicted); diff != "" {
+		t.Error(diff)
+	}
+	s.World.See(running("pod-1", replicaSet, "on-demand", build.On("edge")))
+	s.World.Ledger.Undisrupt("pod-1")
+	if result, err := s.pass(); err != nil || len(s.Evicted) > 0 || result.RequeueAfter == 0 {
+		t.Errorf("evicted %v, error %v, again after %s", s.Evicted, err, result.RequeueAfter)
+	}
+}

@@ -37,12 +37,17 @@ func (r *Reconciler) evict(ctx context.Context, s *scope) error {
 		}
 		return nil
 	}
+	var held error
 	for i, pod := range s.plan.evict {
+		if r.Evictor.IsHeld(pod.Node) {
+			held = eviction.Outcome(eviction.ErrHeld)
+			continue
+		}
 		if i > 0 && r.Clock.Since(s.seen) > eviction.Fresh || r.isOutdated(s) {
 			return phase.Wait("another observation", 0)
 		}
 		if !r.Ledger.Disrupt(pod.UID, s.below, s.observed.replicas, maxUnavailable) {
-			return nil // changes of its pods enqueue the workload
+			return held // changes of its pods enqueue the workload
 		}
 		err := r.Evictor.EvictAnnounced(ctx, eviction.Announced{Pod: pod.Key(), UID: pod.UID, Node: pod.Node, Ready: pod.Ready}, r.Ledger.Undisrupt)
 		outcome := eviction.Outcome(err)
@@ -59,7 +64,7 @@ func (r *Reconciler) evict(ctx context.Context, s *scope) error {
 			return outcome
 		}
 	}
-	return nil
+	return held
 }
 
 // evicted records a pod that was evicted.

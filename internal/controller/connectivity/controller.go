@@ -10,7 +10,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -19,11 +18,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
@@ -33,12 +34,18 @@ import (
 )
 
 const (
-	// lookEvery is the time between two passes over a pool with a node that is not Direct: pods may come to it, or
-	// kube-controller-manager may write their Ready. silentEvery is that over one with a node that is silent.
-	lookEvery, silentEvery = 5 * time.Second, 2 * time.Second
+	// lookEvery is the time between two looks at a node that has something of ours, if nothing is heard: pods may come to
+	// it, or kube-controller-manager may write their Ready. In a pool with many such nodes it is lookShare for each, so
+	// that the API server has to answer 40 looks a second and pool at most.
+	lookEvery, lookShare = 5 * time.Second, 25 * time.Millisecond
+	// silentEvery is the time between two passes over a pool with a node that is silent: silences grow when the probe
+	// comes back.
+	silentEvery = 2 * time.Second
+	// conflictAfter is the time until a node is looked at again that somebody else has changed meanwhile.
+	conflictAfter = 100 * time.Millisecond
 	// passes is for how many pools at a time, and writers for how many nodes of a pool and pods of a node.
 	passes, writers = 4, 8
-	// maxSteps bounds the steps of a node in a pass.
+	// maxSteps bounds the steps of a node in a pass: a webhook may undo what is written.
 	maxSteps = 8
 )
 
@@ -52,18 +59,44 @@ type Reconciler struct {
 	// Grace is the --node-monitor-grace-period of kube-controller-manager.
 	Grace time.Duration
 
+	// mu guards pools and what is heard of them: Pool and its Nodes. What is seen of nodes belongs to the pass over their
+	// pool, and there is one at a time.
 	mu    sync.Mutex
 	pools map[string]*pool
 }
 
-// pool is what is heard of a pool.
+// pool is what is heard of a pool, and seen of its nodes, by name.
 type pool struct {
 	*decide.Pool
 
-	// taintsGone is since when nodes are seen without taints.
-	taintsGone map[string]time.Time
-	// marked are the nodes that have something of ours, or had it at the last pass.
-	marked map[string]bool
+	seen map[string]*seen
+	// lookEvery is lookEvery, or longer: see lookShare.
+	lookEvery time.Duration
+}
+
+// seen is what the passes have seen of a node.
+type seen struct {
+	// isMarked: the node has something of ours; or its Lease, when its pool has no coordinator.
+	isMarked bool
+	// taintsGone is since when the node is without taints; zero while it has one.
+	taintsGone time.Time
+	// version is its resourceVersion.
+	version string
+	// look is when to look at the node again; zero: when it changes.
+	look time.Time
+}
+
+// task is a node with something to do.
+type task struct {
+	*seen
+
+	name string
+	// before is the record that the node has, and record the one that it should have.
+	before, record decide.Record
+	// verdict is nil if the state stays.
+	verdict *decide.Verdict
+	// isReleased: its pool has no coordinator.
+	isReleased bool
 }
 
 // +kubebuilder:rbac:roleName=atoll-manager-coordinator,groups="",resources=nodes,verbs=get;list;watch;patch
@@ -89,60 +122,20 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 // Reconcile decides about the nodes of a pool, and does what is left to do. A request without a name is for nodes in no
 // pool.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	if err := r.observe(ctx, req.Name); err != nil {
+	p, err := r.observe(ctx, req.Name)
+	if p == nil || err != nil {
 		return ctrl.Result{}, err
 	}
-	r.mu.Lock()
-	p := r.pools[req.Name]
-	if p == nil {
-		r.mu.Unlock()
-		return ctrl.Result{}, nil
-	}
 	now := r.Clock.Now()
-	decision := decide.Decide(p.Pool, now)
-	type task struct {
-		record     decide.Record
-		taintsGone time.Time
-	}
-	tasks := map[string]task{}
-	isSilent := false
-	for name, record := range decision.Records {
-		isSilent = isSilent || record.Silent > 0
-		if record.String() != p.Nodes[name].Record.String() || p.marked[name] {
-			tasks[name] = task{record, p.taintsGone[name]}
+	tasks, next := r.plan(p, now)
+	inParallel(tasks, func(t *task) { r.act(ctx, p, t) })
+	r.count(req.Name, p)
+	for _, s := range p.seen {
+		if !s.look.IsZero() && s.look.Before(next) {
+			next = s.look
 		}
 	}
-	r.mu.Unlock()
-
-	r.tell(ctx, decision.Verdicts)
-	after := decision.Next.Sub(now)
-	var mu sync.Mutex
-	var failed error
-	inParallel(slices.Sorted(maps.Keys(tasks)), func(name string) {
-		state, err := r.act(ctx, name, tasks[name].record, tasks[name].taintsGone)
-		r.mu.Lock()
-		if n := p.Nodes[name]; n != nil && state.isRead {
-			n.Record, p.marked[name] = state.record, state.isMarked
-		}
-		r.mu.Unlock()
-		mu.Lock()
-		defer mu.Unlock()
-		if state.isMarked || state.record.State != decide.Direct {
-			after = min(after, lookEvery)
-		}
-		if err != nil && !apierrors.IsConflict(err) {
-			failed = errors.Join(failed, err)
-		} else if err != nil {
-			after = 0
-		}
-	})
-	if isSilent {
-		after = min(after, silentEvery)
-	}
-	if failed != nil {
-		return ctrl.Result{}, failed
-	}
-	return ctrl.Result{RequeueAfter: max(after, 100*time.Millisecond)}, nil
+	return ctrl.Result{RequeueAfter: max(next.Sub(now), conflictAfter)}, nil
 }
 
 func inParallel[T any](all []T, do func(T)) {
@@ -159,40 +152,41 @@ func inParallel[T any](all []T, do func(T)) {
 }
 
 // observe notes which nodes a pool has, and whether it has a coordinator. Of one without, only nodes count that have
-// something of ours.
-func (r *Reconciler) observe(ctx context.Context, name string) error {
+// something of ours. It returns nil if there are none.
+func (r *Reconciler) observe(ctx context.Context, name string) (*pool, error) {
 	coordinator, err := r.coordinatorOf(ctx, name)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	var nodes corev1.NodeList
 	if err := r.Client.List(ctx, &nodes, client.UnsafeDisableDeepCopy); err != nil {
-		return fmt.Errorf("listing nodes: %w", err)
+		return nil, fmt.Errorf("listing nodes: %w", err)
 	}
-	now := r.Clock.Now()
 	members, leases := map[string]*corev1.Node{}, map[string]*coordinationv1.Lease{}
 	for i := range nodes.Items {
 		node := &nodes.Items[i]
-		if node.Labels[apps.NodePoolLabel] != name {
+		if poolOf(node) != name {
 			continue
 		}
 		lease := &coordinationv1.Lease{}
-		if err := r.Client.Get(ctx, client.ObjectKey{Namespace: corev1.NamespaceNodeLease, Name: node.Name}, lease, client.UnsafeDisableDeepCopy); client.IgnoreNotFound(err) != nil {
-			return fmt.Errorf("reading the Lease of node %q: %w", node.Name, err)
+		if err := r.Client.Get(ctx, leaseOf(node.Name), lease, client.UnsafeDisableDeepCopy); client.IgnoreNotFound(err) != nil {
+			return nil, fmt.Errorf("reading the Lease of node %q: %w", node.Name, err)
 		}
-		if coordinator != nil || decide.HasMarks(node) || isAnnotated(lease) {
+		if coordinator != nil || decide.HasMarks(node) || decide.ReleasedLease(lease) != nil {
 			members[node.Name], leases[node.Name] = node, lease
 		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	p := r.pools[name]
 	if len(members) == 0 {
 		delete(r.pools, name)
-		return nil
+		uncount(name)
+		return nil, nil //nolint:nilnil // it is what the doc says
 	}
+	now := r.Clock.Now()
+	p := r.pools[name]
 	if p == nil {
-		p = &pool{Pool: decide.NewPool(r.Grace, now), taintsGone: map[string]time.Time{}, marked: map[string]bool{}}
+		p = &pool{Pool: decide.NewPool(r.Grace, now), seen: map[string]*seen{}}
 		r.pools[name] = p
 	}
 	p.HasCoordinator, p.FrozenLimit = coordinator != nil, nil
@@ -202,22 +196,64 @@ func (r *Reconciler) observe(ctx context.Context, name string) error {
 	for member, node := range members {
 		if p.Nodes[member] == nil {
 			p.Add(member, decide.Parse(node.Annotations[decide.Annotation]), beatOf(leases[member]), now)
+			p.seen[member] = &seen{}
 		}
-		p.marked[member] = p.marked[member] || decide.HasMarks(node) || isAnnotated(leases[member]) && (coordinator == nil || !isDelegated(leases[member]))
-		if decide.HasTaints(node) {
-			delete(p.taintsGone, member)
-		} else if p.taintsGone[member].IsZero() {
-			p.taintsGone[member] = now
+		p.seen[member].see(node, now)
+		if coordinator == nil && decide.ReleasedLease(leases[member]) != nil {
+			p.seen[member].isMarked = true
 		}
 	}
 	for member := range p.Nodes {
 		if members[member] == nil {
 			delete(p.Nodes, member)
-			delete(p.taintsGone, member)
-			delete(p.marked, member)
+			delete(p.seen, member)
 		}
 	}
-	return nil
+	return p, nil
+}
+
+// see notes how the cache has a node. The cache may be behind what was written: a mark is gone when the API server has
+// been asked.
+func (s *seen) see(node *corev1.Node, now time.Time) {
+	s.isMarked = s.isMarked || decide.HasMarks(node)
+	if decide.HasTaints(node) {
+		s.taintsGone = time.Time{}
+	} else if s.taintsGone.IsZero() {
+		s.taintsGone = now
+	}
+	if s.version != node.ResourceVersion && s.isMarked {
+		s.look = now
+	}
+	s.version = node.ResourceVersion
+}
+
+// plan decides, and returns the nodes of which something is to be done now, and when to decide again.
+func (r *Reconciler) plan(p *pool, now time.Time) (tasks []*task, next time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	decision := decide.Decide(p.Pool, now)
+	next = decision.Next
+	marked := 0
+	for name, record := range decision.Records {
+		t := &task{seen: p.seen[name], name: name, before: p.Nodes[name].Record, record: record, isReleased: !p.HasCoordinator}
+		if silent := now.Add(silentEvery); record.Silent > 0 && record.State != decide.Lost && silent.Before(next) {
+			next = silent
+		}
+		if t.isMarked {
+			marked++
+		}
+		if i := slices.IndexFunc(decision.Verdicts, func(v decide.Verdict) bool { return v.Node == name }); i >= 0 {
+			t.verdict = &decision.Verdicts[i]
+		}
+		switch {
+		case record.String() != t.before.String() || t.isMarked && !now.Before(t.look):
+			tasks = append(tasks, t)
+		case !t.isMarked:
+			t.look = time.Time{} // what failed is not to be done any more
+		}
+	}
+	p.lookEvery = max(lookEvery, time.Duration(marked)*lookShare)
+	return tasks, next
 }
 
 // coordinatorOf returns the coordinator that is deployed for a pool; nil if there is none.
@@ -234,91 +270,94 @@ func (r *Reconciler) coordinatorOf(ctx context.Context, pool string) (*apps.Yurt
 	return nil, nil //nolint:nilnil // it is what the doc says
 }
 
-// tell emits an event for each transition of a node.
-func (r *Reconciler) tell(ctx context.Context, verdicts []decide.Verdict) {
-	for _, v := range verdicts {
-		node := &corev1.Node{}
-		if r.Client.Get(ctx, client.ObjectKey{Name: v.Node}, node, client.UnsafeDisableDeepCopy) != nil {
-			continue // it has just gone
+// act does what is to be done of a node, and notes what the node has then. What fails is done again at the next look: an
+// error would delay the whole pool.
+func (r *Reconciler) act(ctx context.Context, p *pool, t *task) {
+	node, err := r.takeSteps(ctx, t)
+	if node != nil {
+		have := decide.Parse(node.Annotations[decide.Annotation])
+		if have.State != t.before.State && t.verdict != nil {
+			r.concluded(node, t.verdict)
 		}
-		kind := corev1.EventTypeWarning
-		if v.To == decide.Direct || v.To == decide.Released {
-			kind = corev1.EventTypeNormal
-		}
-		r.Recorder.Eventf(node, nil, kind, v.Reason, "Conclude", "%s, was %s: %s", v.To, v.From, v.Message)
+		t.isMarked = decide.HasMarks(node)
+		r.mu.Lock()
+		p.Nodes[t.name].Record = have
+		r.mu.Unlock()
+	}
+	now := r.Clock.Now()
+	switch {
+	case apierrors.IsConflict(err):
+		t.look = now.Add(conflictAfter)
+	case err == nil && !t.isMarked:
+		t.look = time.Time{}
+	default:
+		t.look = now.Add(p.lookEvery)
+	}
+	if err != nil && !apierrors.IsConflict(err) {
+		log.FromContext(ctx).V(1).Info("Steps of a node are left", "node", t.name, "state", t.record.State, "reason", err.Error())
 	}
 }
 
-// acted is what a node has after its steps.
-type acted struct {
-	// isRead: the node was read, so that the rest is known.
-	isRead   bool
-	record   decide.Record
-	isMarked bool
-}
-
-// act does the steps of a node, until all are done or one waits.
-func (r *Reconciler) act(ctx context.Context, name string, record decide.Record, taintsGone time.Time) (a acted, err error) {
+// takeSteps does the steps of a node until all are done, one waits, or one fails. It returns the node as it is then; nil if
+// it could not be read, or there is none.
+func (r *Reconciler) takeSteps(ctx context.Context, t *task) (*corev1.Node, error) {
+	o := &decide.Observed{Record: t.record, Node: &corev1.Node{}, TaintsGone: t.taintsGone, Now: r.Clock.Now()}
+	if err := r.Live.Get(ctx, client.ObjectKey{Name: t.name}, o.Node); err != nil {
+		return nil, client.IgnoreNotFound(err)
+	}
+	var pods corev1.PodList
+	if err := r.Live.List(ctx, &pods, client.MatchingFields{"spec.nodeName": t.name}); err != nil {
+		return nil, fmt.Errorf("listing the pods of node %q: %w", t.name, err)
+	}
+	for i := range pods.Items {
+		o.Pods = append(o.Pods, &pods.Items[i])
+	}
 	for range maxSteps {
-		o := &decide.Observed{Record: record, Node: &corev1.Node{}, TaintsGone: taintsGone, Now: r.Clock.Now()}
-		if err := r.Live.Get(ctx, client.ObjectKey{Name: name}, o.Node); err != nil {
-			return a, client.IgnoreNotFound(err)
-		}
-		a = acted{true, decide.Parse(o.Node.Annotations[decide.Annotation]), decide.HasMarks(o.Node)}
-		var pods corev1.PodList
-		if err := r.Live.List(ctx, &pods, client.MatchingFields{"spec.nodeName": name}); err != nil {
-			return a, fmt.Errorf("listing the pods of node %q: %w", name, err)
-		}
-		for i := range pods.Items {
-			o.Pods = append(o.Pods, &pods.Items[i])
-		}
 		steps := decide.Steps(o)
-		if len(steps) == 0 {
-			if record.State == decide.Direct || record.State == decide.Released {
-				return a, r.releaseLease(ctx, name)
-			}
-			return a, nil
+		if len(steps) == 0 && t.isReleased {
+			return o.Node, r.releaseLease(ctx, t.name)
 		}
-		if steps[0].IsWait {
-			return a, nil
+		if len(steps) == 0 || steps[0].IsWait {
+			break
 		}
-		if err := r.do(ctx, o, &steps[0]); err != nil {
-			return a, fmt.Errorf("node %q: %s: %w", name, steps[0].Note, err)
+		if err := r.take(ctx, o, &steps[0]); err != nil {
+			return o.Node, fmt.Errorf("%s: %w", steps[0].Note, err)
 		}
 	}
-	return a, nil
+	return o.Node, nil
 }
 
-// do writes what a step says.
-func (r *Reconciler) do(ctx context.Context, o *decide.Observed, step *decide.Step) error {
+// take writes what a step says, and puts what was written in the place of what was observed.
+func (r *Reconciler) take(ctx context.Context, o *decide.Observed, step *decide.Step) error {
 	if step.Node != nil {
-		return r.write(ctx, o.Node, step.Node, step.IsStatus)
+		if err := r.write(ctx, o.Node, step.Node, step.IsStatus); err != nil {
+			return err
+		}
+		o.Node = step.Node
+		return nil
 	}
-	before := map[client.ObjectKey]*corev1.Pod{}
-	for _, pod := range o.Pods {
-		before[client.ObjectKeyFromObject(pod)] = pod
+	observed := map[types.UID]int{}
+	for i, pod := range o.Pods {
+		observed[pod.UID] = i
 	}
-	var mu sync.Mutex
-	var failed error
+	errs := make([]error, len(o.Pods))
 	inParallel(step.Pods, func(pod *corev1.Pod) {
-		err := r.write(ctx, before[client.ObjectKeyFromObject(pod)], pod, step.IsStatus)
-		if client.IgnoreNotFound(err) == nil {
-			return
+		i := observed[pod.UID]
+		err := r.write(ctx, o.Pods[i], pod, step.IsStatus)
+		switch {
+		case err == nil:
+			o.Pods[i] = pod
+		case apierrors.IsNotFound(err):
+			o.Pods[i] = nil
+		default:
+			if !apierrors.IsConflict(err) {
+				r.podRefused(o.Node, pod, step.Note, err)
+			}
+			errs[i] = fmt.Errorf("pod %s/%s: %w", pod.Namespace, pod.Name, err)
 		}
-		mu.Lock()
-		defer mu.Unlock()
-		if !apierrors.IsConflict(err) {
-			r.Recorder.Eventf(o.Node, pod, corev1.EventTypeWarning, "PodNotWritten", "Conclude", "%s: pod %s/%s: %s", step.Note, pod.Namespace, pod.Name, bounded(err))
-		}
-		failed = errors.Join(failed, fmt.Errorf("pod %s/%s: %w", pod.Namespace, pod.Name, err))
 	})
-	return failed
-}
-
-func bounded(err error) string {
-	const shown = 700 // bytes; the API server accepts 1024 for the event
-	text := err.Error()
-	return text[:min(len(text), shown)]
+	o.Pods = slices.DeleteFunc(o.Pods, func(pod *corev1.Pod) bool { return pod == nil })
+	return errors.Join(errs...)
 }
 
 // write writes the differences between two versions of an object, if nobody else has changed it meanwhile.
@@ -330,11 +369,10 @@ func (r *Reconciler) write(ctx context.Context, before, after client.Object, isS
 	return r.Client.Patch(ctx, after, patch)
 }
 
-// releaseLease takes the annotation off the Lease of a node of which no heartbeat is forwarded any more: its kubelet goes on
-// writing it.
+// releaseLease takes the annotation off the Lease of a node whose pool has no coordinator.
 func (r *Reconciler) releaseLease(ctx context.Context, name string) error {
 	lease := &coordinationv1.Lease{}
-	if err := r.Live.Get(ctx, client.ObjectKey{Namespace: corev1.NamespaceNodeLease, Name: name}, lease); err != nil {
+	if err := r.Live.Get(ctx, leaseOf(name), lease); err != nil {
 		return client.IgnoreNotFound(err)
 	}
 	if released := decide.ReleasedLease(lease); released != nil {
@@ -343,10 +381,8 @@ func (r *Reconciler) releaseLease(ctx context.Context, name string) error {
 	return nil
 }
 
-// isAnnotated reports whether a heartbeat in a Lease, the last or an earlier one, came through the pool.
-func isAnnotated(lease *coordinationv1.Lease) bool {
-	_, has := lease.Annotations[decide.DelegatedAnnotation]
-	return has
+func leaseOf(node string) client.ObjectKey {
+	return client.ObjectKey{Namespace: corev1.NamespaceNodeLease, Name: node}
 }
 
 // beatOf returns the renewTime of a Lease as text, "" without one.

@@ -85,8 +85,11 @@ func (r *Reconciler) hear(ctx context.Context, before, after client.Object, q qu
 		defer r.mu.Unlock()
 		if p := r.pools[pulseOf]; p != nil {
 			p.Pulse(insideOf(p.Nodes, stateIn(lease)), now)
-			if len(p.marked) > 0 {
-				q.Add(requestOf(pulseOf))
+			for _, n := range p.Nodes {
+				if n.Record.State != decide.Direct {
+					q.Add(requestOf(pulseOf))
+					return
+				}
 			}
 		}
 	case lease.Namespace == corev1.NamespaceNodeLease && lease.Name == probeName:
@@ -105,11 +108,17 @@ func (r *Reconciler) hear(ctx context.Context, before, after client.Object, q qu
 		defer r.mu.Unlock()
 		p := r.pools[pool]
 		if p == nil || p.Nodes[lease.Name] == nil {
+			if decide.ReleasedLease(lease) != nil { // it may be of a pool that has no coordinator any more
+				q.Add(requestOf(pool))
+			}
 			return
 		}
-		delegated := isDelegated(lease)
-		p.Heartbeat(lease.Name, beatOf(lease), delegated, now)
-		if record := p.Nodes[lease.Name].Record; delegated || record.State != decide.Direct || record.Silent > 0 {
+		says := decide.Direct
+		if isDelegated(lease) {
+			says = decide.Delegated
+		}
+		p.Heartbeat(lease.Name, beatOf(lease), says == decide.Delegated, now)
+		if record := p.Nodes[lease.Name].Record; record.State != says || record.Silent > 0 {
 			q.Add(requestOf(pool))
 		}
 	}

@@ -99,8 +99,10 @@ type scope struct {
 	// be written.
 	behind []string
 	failed []failure
-	// evicting are the NoExecute taints that nodes of the pool do not carry yet. delay is
+	// kept are nodes that get no NoExecute taint now, because they are cut off from the cloud.
+	// evicting are the NoExecute taints that other nodes of the pool do not carry yet. delay is
 	// whether and why they wait.
+	kept     []string
 	evicting []corev1.Taint
 	delay    delay
 	// invalid is the error of spec.selector. ignored are the keys in spec that a pool cannot

@@ -193,3 +193,31 @@ func TestTaintsWaitForUnitedDeploymentsOnly(t *testing.T) {
 		t.Errorf("taints are %q and %q", s.taints("n"), s.taints("m"))
 	}
 }
+
+// TestANodeThatIsCutOffGetsNoTaintThatEvicts, however long it is cut off. All else of the pool it gets.
+func TestANodeThatIsCutOffGetsNoTaintThatEvicts(t *testing.T) {
+	s := newSite(t, build.NodePool("p", offline("")), build.Node("n", names("p"), build.Held()), build.Node("m", names("p")))
+	s.visit("m", "p")
+	for range 3 {
+		s.visit("n", "p")
+		if got := s.taints("n"); got != "" || s.node("n").Labels["a"] != "b" {
+			t.Errorf("taints are %q, labels %v", got, s.node("n").Labels)
+		}
+		s.clock.SetTime(s.clock.Now().Add(holdMost))
+	}
+	if got := s.taints("m"); got != "offline=" {
+		t.Errorf("the other node has %q", got)
+	}
+	if c := s.condition("p", apps.ConditionAttributesSynced); c.Reason != apps.ReasonTaintsWait || !strings.Contains(c.Message, `"n"`) {
+		t.Errorf("the condition is %+v", c)
+	}
+	node := s.node("n")
+	build.Lost()(node)
+	if err := s.Client.Update(t.Context(), node); err != nil {
+		t.Fatal(err)
+	}
+	s.visit("n", "p")
+	if got := s.taints("n"); got != "offline=" {
+		t.Errorf("when it is known to be dead it has %q", got)
+	}
+}

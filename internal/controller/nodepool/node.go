@@ -15,6 +15,7 @@ import (
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/attributes"
+	"github.com/atoll-k8s/atoll/internal/domain/connectivity"
 	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 )
@@ -55,13 +56,18 @@ func (r *Reconciler) decide(ctx context.Context, v *visit) error {
 	}
 	var waits error
 	if in != nil {
-		if hold := r.delayOf(ctx, in.gives.Name, in.gives.Evicting(v.read)); hold.waits() {
+		evicting := in.gives.Evicting(v.read)
+		// A node that is Held gets no NoExecute taint: the change that ends that starts a pass.
+		isHeld := len(evicting) > 0 && connectivity.Held(v.node)
+		if hold := r.delayOf(ctx, in.gives.Name, evicting); hold.waits() || isHeld {
 			_, selected := v.pools.Assign(claim)
 			gives := in.gives.WithoutEvicting(v.read)
 			if change, err = v.read.Plan(&gives, selected); err != nil {
 				return fmt.Errorf("planning node %q: %w", v.node.Name, err)
 			}
-			waits = hold.retry(r.Clock.Now())
+			if hold.waits() {
+				waits = hold.retry(r.Clock.Now())
+			}
 		}
 	}
 	v.change = change

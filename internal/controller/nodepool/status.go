@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/connectivity"
 	"github.com/atoll-k8s/atoll/internal/domain/membership"
 	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
@@ -68,10 +69,20 @@ func (r *Reconciler) observeNode(s *scope, pools *pools, self *membership.Pool, 
 	switch {
 	case in != nil && in.gives.Name == self.Name:
 		s.nodes = append(s.nodes, member{node.Name, isReady(node)})
+		evicting := in.gives.Evicting(read)
+		if len(evicting) > 0 && connectivity.Held(node) {
+			s.kept = append(s.kept, node.Name)
+			evicting = nil
+			_, selected := pools.Assign(claim)
+			gives := in.gives.WithoutEvicting(read)
+			if change, err = read.Plan(&gives, selected); err != nil {
+				return fmt.Errorf("planning node %q: %w", node.Name, err)
+			}
+		}
 		if !change.Empty() {
 			s.behind = append(s.behind, node.Name)
 		}
-		for _, t := range in.gives.Evicting(read) {
+		for _, t := range evicting {
 			if !slices.ContainsFunc(s.evicting, func(has corev1.Taint) bool { return sameTaint(has, t) }) {
 				s.evicting = append(s.evicting, t)
 			}
@@ -124,6 +135,8 @@ func setStatus(s *scope) {
 		synced, syncReason, syncMessage = metav1.ConditionFalse, apps.ReasonTaintsWait, waitsFor(&s.delay)
 	case s.isSyncing():
 		synced, syncReason, syncMessage = metav1.ConditionFalse, apps.ReasonSyncing, "nodes that are being written: "+conditions.List(behind)
+	case len(s.kept) > 0:
+		synced, syncReason, syncMessage = metav1.ConditionFalse, apps.ReasonTaintsWait, "NoExecute taints wait for nodes that are cut off from the cloud: "+conditions.List(s.kept)
 	}
 	set(apps.ConditionAttributesSynced, synced, syncReason, syncMessage)
 

@@ -67,6 +67,11 @@ func (r *Reconciler) replacePods(ctx context.Context, s *scope, w *workload) err
 	var errs []error
 	for _, i := range plan.Replace {
 		pod := w.stale[i]
+		if r.Evictor.IsHeld(pod.Node) {
+			w.blocked = eviction.ErrHeld
+			errs = append(errs, eviction.Outcome(eviction.ErrHeld))
+			continue
+		}
 		settlesAt := observed.Stale[i].SettlesAt(r.Ledger.MovedAt(pod.Group), w.stabilization)
 		if left := settlesAt.Sub(r.Clock.Now()); left > 0 {
 			errs = append(errs, phase.Wait("policy and NodeGroup to stay as they are", left))

@@ -402,3 +402,16 @@ func TestAPodThatOnceBypassedTheWebhookIsReplacedAtOnce(t *testing.T) {
 		t.Errorf("%d pods were replaced %s after one came without the webhook", n, replacement.MissedTime)
 	}
 }
+
+// TestPodsOfHeldNodesAreNotReplaced, and do not keep those of other nodes waiting.
+func TestPodsOfHeldNodesAreNotReplaced(t *testing.T) {
+	s := newFixture(t, append(baseWithArgs(2), build.Node("edge", build.InGroup("hz"), build.Held()), running(0, old, build.On("edge")), running(1, old))...)
+	s.Evictor.Held = s.World.Ledger.IsHeld
+	s.reconcile()
+	if diff := cmp.Diff([]string{"web-1-1"}, s.Evicted); diff != "" {
+		t.Error(diff)
+	}
+	if got := s.status().Apps[0].Message; !strings.Contains(got, "cut off from the cloud") {
+		t.Errorf("the message is %q", got)
+	}
+}

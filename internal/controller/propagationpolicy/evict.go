@@ -58,7 +58,9 @@ func (r *Reconciler) evictSurplus(ctx context.Context, w *workload) error {
 	if err != nil {
 		return err
 	}
+	pods, kept := r.withoutHeld(w, pods)
 	pods, wait := w.withSuccessor(pods)
+	wait = errors.Join(wait, kept)
 	width, widest := 1, 0
 	for len(pods) > 0 {
 		batch := pods[:min(width, len(pods))]
@@ -96,6 +98,19 @@ func (r *Reconciler) movableNow(w *workload) ([]*seats.Pod, error) {
 		return nil, nil // its successor triggers a pass
 	}
 	return pods[:1], nil
+}
+
+// withoutHeld returns the pods whose nodes are not Held, and a wait if there are others.
+func (r *Reconciler) withoutHeld(w *workload, pods []*seats.Pod) (may []*seats.Pod, wait error) {
+	for _, pod := range pods {
+		if r.Evictor.IsHeld(pod.Node) {
+			w.plan.Spread.Message = "pods are surplus and stay for now: " + eviction.ErrHeld.Error()
+			wait = eviction.Outcome(eviction.ErrHeld)
+			continue
+		}
+		may = append(may, pod)
+	}
+	return may, wait
 }
 
 // withSuccessor returns the pods whose owner can probably create successors, and a wait if

@@ -36,7 +36,7 @@ func (r *Reconciler) restartJob(ctx context.Context, w *workload, job *ownership
 			errs = append(errs, phase.Wait("a node in the pod's NodeGroup", left))
 			continue
 		}
-		if !w.canBorrow(cohort, i) {
+		if r.Ledger.IsGroupHeld(pod.Group) || !w.canBorrow(cohort, i) {
 			errs = append(errs, phase.Wait("room in another NodeGroup", retryFeasible))
 			continue
 		}

@@ -143,6 +143,10 @@ func (r *Reconciler) lend(ctx context.Context, w *workload, cohort int, after ti
 				continue
 			}
 		}
+		if r.Ledger.IsGroupHeld(pod.Group) {
+			errs = append(errs, phase.Wait("a node of the pod's NodeGroup that is cut off", retryFeasible))
+			continue
+		}
 		if w.recreatable[c.Cohort] == 0 {
 			return errors.Join(append(errs, waitForOwner())...)
 		}

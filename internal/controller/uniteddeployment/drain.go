@@ -38,7 +38,7 @@ func (r *Reconciler) observeLeaving(ctx context.Context, s *scope) {
 		if err == nil {
 			list := paged.From(r.Live, client.InNamespace(s.ud.Namespace), client.MatchingLabelsSelector{Selector: selector})
 			err = paged.Pods(ctx, list, metav1.ListOptions{}, func(pods []corev1.Pod) bool {
-				leaving = append(leaving, united.LeavingPods(w, pods, r.Clock.Now())...)
+				leaving = append(leaving, united.LeavingPods(w, pods, r.Evictor.IsHeld, r.Clock.Now())...)
 				return true
 			})
 		}
@@ -73,14 +73,14 @@ func (r *Reconciler) drain(ctx context.Context, s *scope, a united.Action) error
 	lower, every := step.Replicas, drainEvery
 	var failed error
 	for _, pod := range step.Evict {
-		err := r.Evictor.Evict(ctx, types.NamespacedName{Namespace: s.ud.Namespace, Name: pod.Name}, pod.UID)
+		err := r.Evictor.Evict(ctx, types.NamespacedName{Namespace: s.ud.Namespace, Name: pod.Name}, pod.UID, pod.Node)
 		if err == nil {
 			lower--
 			continue
 		}
 		switch {
 		case errors.Is(err, eviction.ErrGone), errors.Is(err, eviction.ErrPace):
-		case errors.Is(err, eviction.ErrRefused), errors.Is(err, eviction.ErrBusy):
+		case errors.Is(err, eviction.ErrRefused), errors.Is(err, eviction.ErrBusy), errors.Is(err, eviction.ErrHeld):
 			s.waits[a.Child], every = err.Error(), eviction.Retry
 		default:
 			failed = r.recordFailure(s, a, err)

@@ -177,3 +177,41 @@ func TestDrainWaitsForReplacementPods(t *testing.T) {
 		t.Errorf("%v are evicted, error %v", *evicted, err)
 	}
 }
+
+// TestADrainKeepsPodsOfHeldNodes, although kube-controller-manager has marked them as not Ready, and evicts the others.
+func TestADrainKeepsPodsOfHeldNodes(t *testing.T) {
+	s := threeInB(t)
+	evicted := s.evicting(func() bool { return true })
+	held := true
+	s.Evictor.Held = func(node string) bool { return held && node == "edge" }
+	pod := &corev1.Pod{}
+	if err := s.all.Get(t.Context(), client.ObjectKey{Namespace: build.Namespace, Name: "b-0"}, pod); err != nil {
+		t.Fatal(err)
+	}
+	pod.Spec.NodeName = "edge"
+	pod.Status.Conditions[0].Status = corev1.ConditionFalse
+	if err := s.all.Delete(t.Context(), pod.DeepCopy()); err != nil {
+		t.Fatal(err)
+	}
+	pod.ResourceVersion = ""
+	if err := s.all.Create(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	s.change(withoutB)
+	for range 6 {
+		if result, err := s.pass(); err != nil || result.RequeueAfter == 0 {
+			t.Fatalf("it comes back after %s, error %v", result.RequeueAfter, err)
+		}
+		s.roll()
+	}
+	if n := *s.deployment("web-b").Spec.Replicas; n != 1 || !slices.Equal(*evicted, []string{"b-1", "b-2"}) {
+		t.Errorf("%v are evicted, and it has %d replicas", *evicted, n)
+	}
+	if c := meta.FindStatusCondition(s.ud().Status.Conditions, apps.PoolProvisioned); !strings.Contains(c.Message, "cut off from the cloud") {
+		t.Errorf("PoolProvisioned is %+v", c)
+	}
+	held = false
+	if _, err := s.pass(); err != nil || *s.deployment("web-b").Spec.Replicas != 0 {
+		t.Errorf("when it is not held it has %d replicas, error %v", *s.deployment("web-b").Spec.Replicas, err)
+	}
+}

@@ -18,17 +18,20 @@ import (
 type LeavingPod struct {
 	Name string
 	UID  types.UID
-	// Bound is true if the pod has a node. Ready is its condition. Terminating is true if
-	// it is being deleted. Overdue is true if its grace period ended some time ago, which
+	// Node is its node; "" for none. Held is true if the node is cut off from the cloud and not
+	// known to be dead. Ready is its condition, and true if it is Held: such a pod is neither
+	// deleted nor evicted. Terminating is true if it is being deleted. Overdue is true if its grace period ended some time ago, which
 	// usually means that its node is unreachable.
-	Bound, Ready, Terminating, Overdue bool
+	Node                              string
+	Held, Ready, Terminating, Overdue bool
 }
 
 // overdue is the time after the end of its grace period at which a pod is Overdue.
 const overdue = 30 * time.Second
 
-// LeavingPods returns those of the pods that belong to the workload and have not ended.
-func LeavingPods(w Workload, pods []corev1.Pod, now time.Time) []LeavingPod {
+// LeavingPods returns those of the pods that belong to the workload and have not ended. isHeld
+// returns whether a node is cut off from the cloud and not known to be dead.
+func LeavingPods(w Workload, pods []corev1.Pod, isHeld func(node string) bool, now time.Time) []LeavingPod {
 	var out []LeavingPod
 	for i := range pods {
 		pod := &pods[i]
@@ -38,8 +41,9 @@ func LeavingPods(w Workload, pods []corev1.Pod, now time.Time) []LeavingPod {
 		ready := slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 			return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 		})
+		held := isHeld(pod.Spec.NodeName)
 		out = append(out, LeavingPod{
-			Name: pod.Name, UID: pod.UID, Bound: pod.Spec.NodeName != "", Ready: ready, Terminating: pod.DeletionTimestamp != nil,
+			Name: pod.Name, UID: pod.UID, Node: pod.Spec.NodeName, Held: held, Ready: ready || held, Terminating: pod.DeletionTimestamp != nil,
 			Overdue: pod.DeletionTimestamp != nil && now.After(pod.DeletionTimestamp.Add(overdue)),
 		})
 	}
@@ -68,7 +72,7 @@ func belongs(w Workload, pod *corev1.Pod) bool {
 // not count.
 func Drained(w Workload, pods []LeavingPod) bool {
 	if _, ok := w.(*appsv1.DaemonSet); ok {
-		return IsGated(w) && !slices.ContainsFunc(pods, func(p LeavingPod) bool { return p.Bound && !p.Terminating })
+		return IsGated(w) && !slices.ContainsFunc(pods, func(p LeavingPod) bool { return p.Node != "" && !p.Terminating })
 	}
 	return replicasOf(w) == 0 && !slices.ContainsFunc(pods, func(p LeavingPod) bool { return !p.Terminating })
 }
@@ -133,7 +137,7 @@ func NextDrainStep(w Workload, pods []LeavingPod, allowed int32) DrainStep {
 		if !IsGated(daemons) {
 			return now
 		}
-		now.Evict = pick(pods, allowed, func(p LeavingPod) bool { return p.Bound })
+		now.Evict = pick(pods, allowed, func(p LeavingPod) bool { return p.Node != "" })
 		return now
 	}
 	if stateful, ok := w.(*appsv1.StatefulSet); ok {
@@ -171,7 +175,7 @@ func NextDrainStep(w Workload, pods []LeavingPod, allowed int32) DrainStep {
 }
 
 // pick returns at most n of the pods that are not terminating and satisfy which: those
-// that are not Ready first, then by name.
+// that are not Ready first and those that are Held last, then by name.
 func pick(pods []LeavingPod, n int32, which func(LeavingPod) bool) []LeavingPod {
 	var out []LeavingPod
 	for _, p := range pods {
@@ -181,6 +185,10 @@ func pick(pods []LeavingPod, n int32, which func(LeavingPod) bool) []LeavingPod 
 	}
 	slices.SortFunc(out, func(a, b LeavingPod) int {
 		switch {
+		case a.Held != b.Held && b.Held:
+			return -1
+		case a.Held != b.Held:
+			return 1
 		case a.Ready != b.Ready && b.Ready:
 			return -1
 		case a.Ready != b.Ready:

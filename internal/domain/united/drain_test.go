@@ -16,18 +16,23 @@ import (
 	"pgregory.net/rapid"
 )
 
-// parsePods parses "p0 p1! p2- p3~": Ready, bound and not Ready, without a node, terminating.
+// never is what says that no node is held.
+func never(string) bool { return false }
+
+// parsePods parses "p0 p1! p2- p3~ p4=": Ready, bound and not Ready, without a node, terminating, on a held node.
 func parsePods(text string) []LeavingPod {
 	var out []LeavingPod
 	for field := range strings.FieldsSeq(text) {
-		p := LeavingPod{Name: strings.TrimRight(field, "!-~"), Bound: true, Ready: true}
+		p := LeavingPod{Name: strings.TrimRight(field, "!-~="), Node: "node", Ready: true}
 		switch field[len(field)-1] {
 		case '!':
 			p.Ready = false
 		case '-':
-			p.Ready, p.Bound = false, false
+			p.Ready, p.Node = false, ""
 		case '~':
 			p.Terminating = true
+		case '=':
+			p.Held = true
 		}
 		out = append(out, p)
 	}
@@ -136,7 +141,7 @@ func TestDrainsEnd(t *testing.T) {
 		granted, made := map[string]bool{}, 0
 		var pods []LeavingPod
 		for i := range n {
-			pods = append(pods, LeavingPod{Name: fmt.Sprintf("db-%d", i), Bound: true, Ready: true})
+			pods = append(pods, LeavingPod{Name: fmt.Sprintf("db-%d", i), Node: "node", Ready: true})
 		}
 		active := func() (out []*LeavingPod) {
 			for i := range pods {
@@ -216,7 +221,7 @@ func TestDrainsEnd(t *testing.T) {
 					// One that was not Ready when replicas were lowered may become so before
 					// its controller deletes it, which the caller cannot prevent.
 					if !isStateful || ordinal(p.Name) < replicasOf(w) {
-						p.Bound, p.Ready = true, true
+						p.Node, p.Ready = "node", true
 					}
 				}
 			case 4:
@@ -302,11 +307,11 @@ func TestLeavingPods(t *testing.T) {
 		controlledBy("ReplicaSet", "web-a-123", "rs", going(time.Minute)),
 		{},
 	}
-	got := LeavingPods(deployment(1), pods, now)
+	got := LeavingPods(deployment(1), pods, never, now)
 	if len(got) != 3 || got[0].Terminating || !got[1].Terminating || got[1].Overdue || !got[2].Overdue {
 		t.Errorf("they are %+v", got)
 	}
-	if got := LeavingPods(stateful(1), []corev1.Pod{controlledBy("StatefulSet", "db", "s"), controlledBy("StatefulSet", "db", "other")}, now); len(got) != 1 {
+	if got := LeavingPods(stateful(1), []corev1.Pod{controlledBy("StatefulSet", "db", "s"), controlledBy("StatefulSet", "db", "other")}, never, now); len(got) != 1 {
 		t.Errorf("they are %+v", got)
 	}
 }
@@ -334,7 +339,8 @@ func TestFieldsThatOrderDrainEvictions(t *testing.T) {
 		want []LeavingPod
 	}{
 		"without a node":    {pod(), []LeavingPod{plain}},
-		"on a node":         {pod(func(p *corev1.Pod) { p.Spec.NodeName = "n" }), []LeavingPod{{Name: "db-0", UID: "p", Bound: true}}},
+		"on a held node":    {pod(func(p *corev1.Pod) { p.Spec.NodeName = "edge" }), []LeavingPod{{Name: "db-0", UID: "p", Node: "edge", Held: true, Ready: true}}},
+		"on a node":         {pod(func(p *corev1.Pod) { p.Spec.NodeName = "n" }), []LeavingPod{{Name: "db-0", UID: "p", Node: "n"}}},
 		"Ready":             {pod(condition(corev1.PodScheduled, corev1.ConditionTrue), condition(corev1.PodReady, corev1.ConditionTrue)), []LeavingPod{{Name: "db-0", UID: "p", Ready: true}}},
 		"not Ready":         {pod(condition(corev1.PodScheduled, corev1.ConditionTrue), condition(corev1.PodReady, corev1.ConditionFalse)), []LeavingPod{plain}},
 		"failed":            {pod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }), nil},
@@ -345,7 +351,7 @@ func TestFieldsThatOrderDrainEvictions(t *testing.T) {
 			}), nil,
 		},
 	} {
-		if diff := cmp.Diff(tc.want, LeavingPods(stateful(1), []corev1.Pod{tc.pod}, time.Unix(1000, 0))); diff != "" {
+		if diff := cmp.Diff(tc.want, LeavingPods(stateful(1), []corev1.Pod{tc.pod}, func(node string) bool { return node == "edge" }, time.Unix(1000, 0))); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}

@@ -41,6 +41,8 @@ var (
 	ErrGone = errors.New("the pod is gone")
 	// ErrBound: a pod that was to be discarded has a node by now.
 	ErrBound = errors.New("the pod has got a node")
+	// ErrHeld: the pod's node is Held.
+	ErrHeld = errors.New("the pod's node is cut off from the cloud, and its pods are kept until it is back or known to be dead")
 	// ErrReady: a pod that was to be evicted because it was not Ready is Ready by now.
 	ErrReady = errors.New("the pod has become Ready")
 )
@@ -68,11 +70,19 @@ type Evictor struct {
 	// refuses do not count, so that a workload whose PodDisruptionBudget allows nothing
 	// does not delay the others.
 	Pace *Pace
+	// Held reports whether pods on a node with this name are to be kept, although the node may be NotReady. Nil: none is.
+	Held func(node string) bool
 }
 
-// Evict evicts a pod with a node, and takes a token of Pace for it. Errors: ErrPace,
+// IsHeld reports whether evictions of pods on a node are refused with ErrHeld.
+func (e *Evictor) IsHeld(node string) bool { return node != "" && e.Held != nil && e.Held(node) }
+
+// Evict evicts a pod with a node, and takes a token of Pace for it. Errors: ErrHeld, ErrPace,
 // ErrRefused, ErrBusy, ErrGone, or the API server's.
-func (e *Evictor) Evict(ctx context.Context, pod types.NamespacedName, uid types.UID) error {
+func (e *Evictor) Evict(ctx context.Context, pod types.NamespacedName, uid types.UID, node string) error {
+	if e.IsHeld(node) {
+		return ErrHeld
+	}
 	return e.paced(ctx, pod, func() (metav1.Preconditions, error) { return metav1.Preconditions{UID: &uid}, nil })
 }
 
@@ -100,7 +110,7 @@ func (e *Evictor) paced(ctx context.Context, pod types.NamespacedName, only func
 
 // Discard evicts a pod that has no node yet. That disturbs nothing, so it takes no token
 // of Pace. It first reads from the API server whether the pod has a node by now, because
-// the cache may be behind. Errors: ErrBound, and those of Evict except ErrPace.
+// the cache may be behind. Errors: ErrBound, and those of Evict except ErrPace and ErrHeld.
 func (e *Evictor) Discard(ctx context.Context, pod types.NamespacedName, uid types.UID) error {
 	only, err := e.only(ctx, pod, uid, func(live *corev1.Pod) error {
 		if live.Spec.NodeName != "" {
@@ -117,7 +127,10 @@ func (e *Evictor) Discard(ctx context.Context, pod types.NamespacedName, uid typ
 // evictUnready is Evict for a pod that the cache shows as not Ready, so that its eviction
 // disturbs nothing. It first reads from the API server whether that is still so. Errors:
 // ErrReady, and those of Evict.
-func (e *Evictor) evictUnready(ctx context.Context, pod types.NamespacedName, uid types.UID) error {
+func (e *Evictor) evictUnready(ctx context.Context, pod types.NamespacedName, uid types.UID, node string) error {
+	if e.IsHeld(node) {
+		return ErrHeld
+	}
 	return e.paced(ctx, pod, func() (metav1.Preconditions, error) {
 		return e.only(ctx, pod, uid, func(live *corev1.Pod) error {
 			if slices.ContainsFunc(live.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue }) {
@@ -189,14 +202,15 @@ type Announced struct {
 // Errors: those of Evict and Discard, and ErrReady for a pod that is Ready by now and was not
 // when the caller decided.
 func (e *Evictor) EvictAnnounced(ctx context.Context, pod Announced, undisrupt func(types.UID)) error {
-	evict := e.Evict
+	var err error
 	switch {
 	case pod.Node == "":
-		evict = e.Discard
-	case !pod.Ready:
-		evict = e.evictUnready
+		err = e.Discard(ctx, pod.Pod, pod.UID)
+	case pod.Ready:
+		err = e.Evict(ctx, pod.Pod, pod.UID, pod.Node)
+	default:
+		err = e.evictUnready(ctx, pod.Pod, pod.UID, pod.Node)
 	}
-	err := evict(ctx, pod.Pod, pod.UID)
 	if err != nil && !errors.Is(err, ErrGone) {
 		undisrupt(pod.UID)
 	}
@@ -211,12 +225,12 @@ func Moot(err error) bool {
 
 // Outcome turns the result of an eviction into the result of a phase: nil where the pod
 // is evicted, or nothing is left to evict (Moot), a wait of Retry or less (Again) where the API server may
-// grant the eviction later (ErrPace, ErrRefused, ErrBusy), and err itself otherwise.
+// grant the eviction later (ErrPace, ErrRefused, ErrBusy) or the node may be back (ErrHeld), and err itself otherwise.
 func Outcome(err error) error {
 	switch {
 	case err == nil || Moot(err):
 		return nil
-	case errors.Is(err, ErrPace), errors.Is(err, ErrRefused), errors.Is(err, ErrBusy):
+	case errors.Is(err, ErrPace), errors.Is(err, ErrRefused), errors.Is(err, ErrBusy), errors.Is(err, ErrHeld):
 		return phase.Wait(err.Error(), Again(err))
 	default:
 		return err

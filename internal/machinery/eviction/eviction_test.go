@@ -84,12 +84,15 @@ func TestAnswersToAnEviction(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			e, requested := newEvictor(tc.answer)
+			evict := func(ctx context.Context, pod types.NamespacedName, uid types.UID) error {
+				return e.Evict(ctx, pod, uid, "node")
+			}
 			if tc.live != nil {
 				if err := e.Client.(*fake.Clientset).Tracker().Add(tc.live); err != nil {
 					t.Fatal(err)
 				}
 			}
-			for _, evict := range []func(context.Context, types.NamespacedName, types.UID) error{e.Evict, e.Discard} {
+			for _, evict := range []func(context.Context, types.NamespacedName, types.UID) error{evict, e.Discard} {
 				if err := evict(t.Context(), pod, "uid"); !errors.Is(err, tc.want) {
 					t.Errorf("error is %v, want %v", err, tc.want)
 				}
@@ -150,6 +153,33 @@ func TestAPodThatBecameReadyIsNotEvicted(t *testing.T) {
 	}
 }
 
+// TestPodsOfHeldNodesAreKept, whether they are Ready or not. Pods without a node are not: nothing is lost with them.
+func TestPodsOfHeldNodesAreKept(t *testing.T) {
+	e, requested := newEvictor(nil)
+	addPod(t, e)
+	e.Held = func(node string) bool { return node == "edge" }
+	for _, isReady := range []bool{true, false} {
+		stays := 0
+		evict := func(node string) error {
+			return e.EvictAnnounced(t.Context(), Announced{pod, "uid", node, isReady}, func(types.UID) { stays++ })
+		}
+		*requested = nil
+		err := evict("edge")
+		if !errors.Is(err, ErrHeld) || Moot(err) || stays != 1 || len(*requested) > 0 {
+			t.Errorf("Ready %t: error %v, taken back %d times, requested %d times", isReady, err, stays, len(*requested))
+		}
+		if wait := Outcome(err); wait == nil || errors.Is(wait, ErrHeld) {
+			t.Errorf("the outcome is %v", wait)
+		}
+		if err := evict("cloud"); err != nil || len(*requested) != 1 {
+			t.Errorf("Ready %t, on another node: error %v", isReady, err)
+		}
+		if err := evict(""); err != nil || len(*requested) != 2 {
+			t.Errorf("Ready %t, without a node: error %v", isReady, err)
+		}
+	}
+}
+
 // TestAPodWhoseStatusChangesOftenIsEvicted although it has changed since it was read.
 func TestAPodWhoseStatusChangesOftenIsEvicted(t *testing.T) {
 	conflict := apierrors.NewConflict(schema.GroupResource{Resource: "pods"}, pod.Name, errors.New("it was changed"))
@@ -196,10 +226,10 @@ func TestPodsWithoutANodeTakeNoToken(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := e.Evict(t.Context(), pod, "uid"); err != nil {
+	if err := e.Evict(t.Context(), pod, "uid", "node"); err != nil {
 		t.Errorf("the only token is spent: %v", err)
 	}
-	if err := e.Evict(t.Context(), pod, "uid"); !errors.Is(err, ErrPace) || len(*requested) != 4 {
+	if err := e.Evict(t.Context(), pod, "uid", "node"); !errors.Is(err, ErrPace) || len(*requested) != 4 {
 		t.Errorf("error is %v after %d evictions, want %v after 4", err, len(*requested), ErrPace)
 	}
 }
@@ -214,17 +244,17 @@ func TestRefusedEvictionsTakeNoToken(t *testing.T) {
 		return refused, nil, build.EvictionRefused()
 	})
 	for range 5 {
-		if err := e.Evict(t.Context(), pod, "uid"); !errors.Is(err, ErrRefused) {
+		if err := e.Evict(t.Context(), pod, "uid", "node"); !errors.Is(err, ErrRefused) {
 			t.Fatalf("error is %v, want %v", err, ErrRefused)
 		}
 	}
 	refused = false
 	for range 2 {
-		if err := e.Evict(t.Context(), pod, "uid"); err != nil {
+		if err := e.Evict(t.Context(), pod, "uid", "node"); err != nil {
 			t.Errorf("evictions that were refused took tokens: %v", err)
 		}
 	}
-	if err := e.Evict(t.Context(), pod, "uid"); !errors.Is(err, ErrPace) || len(*requested) != 2 {
+	if err := e.Evict(t.Context(), pod, "uid", "node"); !errors.Is(err, ErrPace) || len(*requested) != 2 {
 		t.Errorf("error is %v after %d evictions, want %v after 2", err, len(*requested), ErrPace)
 	}
 }
@@ -242,7 +272,7 @@ func TestEvictionsUnderWayHoldTokens(t *testing.T) {
 	})
 	errs := make(chan error, 10)
 	for range 10 {
-		go func() { errs <- e.Evict(t.Context(), pod, "uid") }()
+		go func() { errs <- e.Evict(t.Context(), pod, "uid", "node") }()
 	}
 	for range 7 {
 		if err := <-errs; !errors.Is(err, ErrPace) {

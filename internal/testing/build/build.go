@@ -26,6 +26,7 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	capacity "github.com/atoll-k8s/atoll/api/capacity/v1alpha1"
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/connectivity"
 	"github.com/atoll-k8s/atoll/internal/domain/gang"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/machinery/jobs"
@@ -280,6 +281,23 @@ func Running(restarts int32) Option {
 func Gated() Option {
 	return With(func(pod *corev1.Pod) {
 		pod.Spec.SchedulingGates = append(pod.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: gm.PolicyGate})
+	})
+}
+
+// Held makes a node NotReady and cut off from the cloud: its pool forwards its heartbeats.
+func Held() Option {
+	return With(func(n *corev1.Node) {
+		Annotation(connectivity.Annotation, "Delegated since=2026-03-01T10:00:00Z reason="+connectivity.ReasonDelegated)(n)
+		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Reason: connectivity.ReasonDelegated, LastTransitionTime: metav1.Unix(1000, 0)}}
+	})
+}
+
+// Lost makes a node NotReady since long ago, and known to be dead.
+func Lost() Option {
+	return With(func(n *corev1.Node) {
+		Held()(n)
+		Annotation(connectivity.Annotation, "Lost since=2026-03-01T10:00:00Z reason="+connectivity.ReasonLost)(n)
+		n.Status.Conditions[0].Reason = connectivity.ReasonLost
 	})
 }
 
