@@ -400,7 +400,9 @@ func TestAPoolSpeaksForItsNodesOnly(t *testing.T) {
 	lease := func(metadata, renewed, rest string) string {
 		return fmt.Sprintf("metadata: {name: a%s}\nspec: {holderIdentity: a, leaseDurationSeconds: 40, renewTime: %q%s}", metadata, renewed, rest)
 	}
-	delegated := func(renewed string) string { return ", annotations: {kept: '1', atoll.dev/delegated: '" + renewed + "'}" }
+	delegated := func(renewed string) string {
+		return ", annotations: {kept: '1', atoll.dev/delegated: '" + renewed + "'}"
+	}
 	const t1, t2, kept = "2030-01-01T00:00:00.000000Z", "2030-01-01T00:00:00.000001Z", ", annotations: {kept: '1'}"
 	pod := func(metadata, node, phase string) string {
 		return fmt.Sprintf("metadata: {name: web%s}\nspec: {nodeName: %s}\nstatus: {phase: %s}", metadata, node, phase)
