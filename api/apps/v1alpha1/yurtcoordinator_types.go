@@ -50,7 +50,7 @@ type YurtCoordinatorSpec struct {
 	// Unset: until the pool is heard again.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1m')",message="must be 1m or longer"
-	FrozenLimit *metav1.Duration `json:"frozenLimit,omitempty"`
+	FrozenLimit *metav1.Duration `json:"frozenLimit,omitempty"` //nolint:kubeapilinter // people write hours and days
 
 	// nodePool is the name of the NodePool. It cannot change.
 	// +required

@@ -40,10 +40,9 @@ func NewSessions(now time.Time) *Sessions { return &Sessions{began: now, heard: 
 func (s *Sessions) Beat(node string, b *governance.Beat, now time.Time) (needsStatuses bool) {
 	before := s.heard[node]
 	after := heard{at: now, isRefused: b.IsRefused, report: b.Report, reported: now}
-	switch {
-	case b.Report == nil:
+	if b.Report == nil {
 		s.bytes -= before.size
-	default:
+	} else {
 		after.statuses, after.digest, after.size = before.statuses, before.digest, before.size
 		if before.report != nil && before.report.Renewed.Equal(&b.Report.Renewed) {
 			after.reported = before.reported

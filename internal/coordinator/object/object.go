@@ -115,7 +115,7 @@ func Read(ref governance.Ref, body []byte) (*Object, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: metadata.%w", ref, err)
 	}
-	o := &Object{UID: string(m.GetUID()), Version: version, Memory: int64(size)}
+	o := &Object{UID: string(m.GetUID()), Version: version, Memory: size}
 	if pod, is := decoded.(*corev1.Pod); is {
 		o.NodeName, o.Names = pod.Spec.NodeName, named(pod)
 	}

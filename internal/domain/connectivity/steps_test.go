@@ -293,7 +293,7 @@ func TestSteps(t *testing.T) {
 // TestShortestFirst: the pods that would be evicted first come first.
 func TestShortestFirst(t *testing.T) {
 	o := &Observed{Record: Record{State: Frozen, Since: start, Reason: ReasonFrozen}, Node: readyNode("n"), Now: start}
-	for _, pod := range []*corev1.Pod{
+	o.Pods = append(o.Pods, []*corev1.Pod{
 		runningPod("b-300", tolerating(300)), runningPod("a-300", tolerating(300)), runningPod("5", tolerating(5)), runningPod("none"),
 		runningPod("60", func(p *corev1.Pod) {
 			p.Spec.Tolerations = []corev1.Toleration{toleration("", exists, noExecute, seconds(60))}
@@ -301,9 +301,7 @@ func TestShortestFirst(t *testing.T) {
 		runningPod("one", func(p *corev1.Pod) {
 			p.Spec.Tolerations = []corev1.Toleration{toleration(corev1.TaintNodeNotReady, exists, noExecute, seconds(900))}
 		}),
-	} {
-		o.Pods = append(o.Pods, pod)
-	}
+	}...)
 	var got []string
 	for _, pod := range Steps(o)[1].Pods {
 		got = append(got, pod.Name)
