@@ -1,8 +1,8 @@
 package nodes
 
 import (
+	"context"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -13,13 +13,14 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster"
-	"github.com/atoll-k8s/atoll/devcluster/atoll"
 	"github.com/atoll-k8s/atoll/internal/domain/connectivity"
+	"github.com/atoll-k8s/atoll/internal/governance"
 	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
@@ -33,24 +34,7 @@ func TestConnectivityOnRealNodes(t *testing.T) {
 	tier.All(t, "it waits for timers of minutes")
 	t.Parallel()
 	r := &poolRig{offRig: &offRig{rig: startRig(t, nil), starts: 1}}
-	gateway, err := atoll.NewHub(t.Context(), os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	specs := []devcluster.RealNodeSpec{{NodeSpec: devcluster.NodeSpec{Name: cloudNode}, Pool: "cloud"}}
-	for _, name := range poolNodes {
-		specs = append(specs, devcluster.RealNodeSpec{NodeSpec: devcluster.NodeSpec{Name: name, Labels: map[string]string{apps.NodePoolLabel: "edge"}}, Pool: "edge", Gateway: gateway})
-	}
-	if err := r.AddRealNodes(t.Context(), specs...); err != nil {
-		t.Fatal(err)
-	}
-	if err := atoll.LoadCoordinator(t.Context(), r.Cluster, os.Stderr, poolNodes...); err != nil {
-		t.Fatal(err)
-	}
-	hub := map[string]any{"enabled": true, "config": map[string]any{"cloud": map[string]any{"servers": []string{r.AdminConfig().Host}}}}
-	if _, err := atoll.Install(t.Context(), r.Cluster, atoll.Options{Values: map[string]any{"hub": hub}, Log: os.Stderr}.WithCoordinators()); err != nil {
-		t.Fatal(err)
-	}
+	r.addPool(nil)
 	r.create(&apps.NodePool{ObjectMeta: metav1.ObjectMeta{Name: "edge"}}, &apps.YurtCoordinator{ObjectMeta: metav1.ObjectMeta{Name: "edge"}, Spec: apps.YurtCoordinatorSpec{NodePool: "edge"}},
 		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: corev1.ServiceSpec{Selector: map[string]string{"app": "web"}, Ports: []corev1.ServicePort{{Port: 8080}}}})
 	for _, node := range poolNodes {
@@ -137,25 +121,30 @@ func (r *poolRig) concludes(state connectivity.State, names ...string) {
 	r.Logf("%v are %s after %s", names, state, time.Since(began).Round(time.Second))
 }
 
-// stays fails the test if, for a time, a pod of these nodes is deleted or no endpoint, or the Lease of one is ever old.
+// stays fails the test if, for a time, a pod of these nodes is deleted. With heartbeats, it must be an endpoint all the time,
+// too, and the Lease of its node no older than kube-controller-manager waits in its default.
 func (r *poolRig) stays(d time.Duration, heartbeats bool, names ...string) {
 	r.Helper()
 	oldest := time.Duration(0)
-	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(time.Second) {
+	err := wait.PollUntilContextTimeout(r.Context(), time.Second, d, true, func(ctx context.Context) (bool, error) {
 		for _, name := range names {
 			var pod corev1.Pod
-			if err := r.client.Get(r.Context(), client.ObjectKey{Namespace: "default", Name: "web-" + name}, &pod); err != nil || pod.DeletionTimestamp != nil {
-				r.Fatalf("the pod of %s is deleted: %v", name, err)
+			if err := r.client.Get(ctx, client.ObjectKey{Namespace: "default", Name: "web-" + name}, &pod); err != nil || pod.DeletionTimestamp != nil {
+				return false, fmt.Errorf("the pod of %s is deleted: %w", name, err)
 			}
 			if err := r.isEndpoint(name, true); heartbeats && err != nil {
-				r.Fatal(err)
+				return false, err
 			}
 			var lease coordinationv1.Lease
-			if err := r.client.Get(r.Context(), client.ObjectKey{Namespace: "kube-node-lease", Name: name}, &lease); err != nil {
-				r.Fatal(err)
+			if err := r.client.Get(ctx, client.ObjectKey{Namespace: "kube-node-lease", Name: name}, &lease); err != nil {
+				return false, err
 			}
 			oldest = max(oldest, time.Since(lease.Spec.RenewTime.Time))
 		}
+		return false, nil
+	})
+	if !wait.Interrupted(err) {
+		r.Fatal(err)
 	}
 	if r.Logf("the oldest Lease was %s old", oldest.Round(time.Second)); heartbeats && oldest > 40*time.Second {
 		r.Errorf("a Lease was %s old", oldest)
@@ -289,7 +278,7 @@ func (r *poolRig) testReleased() {
 		return fmt.Errorf("it is there")
 	})
 	out := r.kubectl("get", "leases", "-n", "kube-node-lease", "-o", "yaml")
-	if strings.Contains(out, connectivity.DelegatedAnnotation) {
+	if strings.Contains(out, governance.DelegatedAnnotation) {
 		r.Errorf("a Lease has the annotation still:\n%s", out)
 	}
 	r.cut(false, node)

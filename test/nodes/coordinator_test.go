@@ -41,27 +41,7 @@ func TestTheCoordinatorOnRealNodes(t *testing.T) {
 	r := &poolRig{offRig: &offRig{rig: startRig(t, map[string][]string{
 		devcluster.ControllerManager: {"--node-monitor-grace-period=8s", "--node-monitor-period=1s"},
 	}), starts: 1}}
-	gateway, err := atoll.NewHub(t.Context(), os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	specs := []devcluster.RealNodeSpec{{NodeSpec: devcluster.NodeSpec{Name: cloudNode}, Pool: "cloud"}}
-	for _, name := range poolNodes {
-		specs = append(specs, devcluster.RealNodeSpec{
-			NodeSpec: devcluster.NodeSpec{Name: name, Labels: map[string]string{apps.NodePoolLabel: "edge"}}, Pool: "edge", Gateway: gateway,
-			Kubelet: map[string]any{"nodeLeaseDurationSeconds": 8}, // renewed every 2 s
-		})
-	}
-	if err := r.AddRealNodes(t.Context(), specs...); err != nil {
-		t.Fatal(err)
-	}
-	if err := atoll.LoadCoordinator(t.Context(), r.Cluster, os.Stderr, poolNodes...); err != nil {
-		t.Fatal(err)
-	}
-	hub := map[string]any{"enabled": true, "config": map[string]any{"cloud": map[string]any{"servers": []string{r.AdminConfig().Host}}}}
-	if _, err := atoll.Install(t.Context(), r.Cluster, atoll.Options{Values: map[string]any{"hub": hub}, Log: os.Stderr}.WithCoordinators()); err != nil {
-		t.Fatal(err)
-	}
+	r.addPool(map[string]any{"nodeLeaseDurationSeconds": 8}) // renewed every 2 s
 	for _, part := range []struct {
 		name string
 		run  func(*poolRig)
@@ -91,6 +71,33 @@ func TestTheCoordinatorOnRealNodes(t *testing.T) {
 			r.Log(r.poolState())
 			t.FailNow()
 		}
+	}
+}
+
+// addPool adds a node of the cloud and the nodes of the pool, with hubs, and installs Atoll with coordinators. kubelet is what
+// is special in the configuration of the pool's kubelets.
+func (r *poolRig) addPool(kubelet map[string]any) {
+	r.Helper()
+	gateway, err := atoll.NewHub(r.Context(), os.Stderr)
+	if err != nil {
+		r.Fatal(err)
+	}
+	specs := []devcluster.RealNodeSpec{{NodeSpec: devcluster.NodeSpec{Name: cloudNode}, Pool: "cloud"}}
+	for _, name := range poolNodes {
+		specs = append(specs, devcluster.RealNodeSpec{
+			NodeSpec: devcluster.NodeSpec{Name: name, Labels: map[string]string{apps.NodePoolLabel: "edge"}}, Pool: "edge", Gateway: gateway,
+			Kubelet: kubelet,
+		})
+	}
+	if err := r.AddRealNodes(r.Context(), specs...); err != nil {
+		r.Fatal(err)
+	}
+	if err := atoll.LoadCoordinator(r.Context(), r.Cluster, os.Stderr, poolNodes...); err != nil {
+		r.Fatal(err)
+	}
+	hub := map[string]any{"enabled": true, "config": map[string]any{"cloud": map[string]any{"servers": []string{r.AdminConfig().Host}}}}
+	if _, err := atoll.Install(r.Context(), r.Cluster, atoll.Options{Values: map[string]any{"hub": hub}, Log: os.Stderr}.WithCoordinators()); err != nil {
+		r.Fatal(err)
 	}
 }
 

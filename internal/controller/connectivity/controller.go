@@ -172,7 +172,7 @@ func (r *Reconciler) observe(ctx context.Context, name string) (*pool, error) {
 		if err := r.Client.Get(ctx, leaseOf(node.Name), lease, client.UnsafeDisableDeepCopy); client.IgnoreNotFound(err) != nil {
 			return nil, fmt.Errorf("reading the Lease of node %q: %w", node.Name, err)
 		}
-		if coordinator != nil || decide.HasMarks(node) || decide.ReleasedLease(lease) != nil {
+		if coordinator != nil || decide.HasMarks(node) || isAnnotated(lease) {
 			members[node.Name], leases[node.Name] = node, lease
 		}
 	}
@@ -199,7 +199,7 @@ func (r *Reconciler) observe(ctx context.Context, name string) (*pool, error) {
 			p.seen[member] = &seen{}
 		}
 		p.seen[member].see(node, now)
-		if coordinator == nil && decide.ReleasedLease(leases[member]) != nil {
+		if coordinator == nil && isAnnotated(leases[member]) {
 			p.seen[member].isMarked = true
 		}
 	}
@@ -375,10 +375,18 @@ func (r *Reconciler) releaseLease(ctx context.Context, name string) error {
 	if err := r.Live.Get(ctx, leaseOf(name), lease); err != nil {
 		return client.IgnoreNotFound(err)
 	}
-	if released := decide.ReleasedLease(lease); released != nil {
-		return r.write(ctx, lease, released, false)
+	if !isAnnotated(lease) {
+		return nil
 	}
-	return nil
+	released := lease.DeepCopy()
+	delete(released.Annotations, governance.DelegatedAnnotation)
+	return r.write(ctx, lease, released, false)
+}
+
+// isAnnotated reports whether a heartbeat in a Lease, the last or an earlier one, came through the pool.
+func isAnnotated(lease *coordinationv1.Lease) bool {
+	_, has := lease.Annotations[governance.DelegatedAnnotation]
+	return has
 }
 
 func leaseOf(node string) client.ObjectKey {
@@ -395,14 +403,14 @@ func beatOf(lease *coordinationv1.Lease) string {
 
 // isDelegated reports whether the last heartbeat in a Lease came through the pool.
 func isDelegated(lease *coordinationv1.Lease) bool {
-	text := lease.Annotations[decide.DelegatedAnnotation]
+	text := lease.Annotations[governance.DelegatedAnnotation]
 	return text != "" && text == beatOf(lease)
 }
 
-// insideOf returns the nodes of a pool which its pulse does not name as outside.
+// insideOf returns the nodes of a pool which its pulse does not name as outside: all of them before the coordinator knows it.
 func insideOf(nodes map[string]*decide.Node, state *governance.PoolState) (inside []string) {
 	for name := range nodes {
-		if state != nil && !slices.Contains(state.Outside, name) {
+		if state == nil || !slices.Contains(state.Outside, name) {
 			inside = append(inside, name)
 		}
 	}

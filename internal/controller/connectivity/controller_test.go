@@ -270,7 +270,7 @@ func (s *site) renew(name string, isDelegated bool) {
 	lease := s.lease(name)
 	lease.Spec.RenewTime = &metav1.MicroTime{Time: s.clock.Now()}
 	if isDelegated {
-		metav1.SetMetaDataAnnotation(&lease.ObjectMeta, decide.DelegatedAnnotation, beatOf(lease))
+		metav1.SetMetaDataAnnotation(&lease.ObjectMeta, governance.DelegatedAnnotation, beatOf(lease))
 	}
 	s.update(lease, false)
 }
@@ -503,7 +503,7 @@ func (s *site) is(name string) string {
 		}
 		words = append(words, "| "+text)
 	}
-	if s.lease(name).Annotations[decide.DelegatedAnnotation] != "" {
+	if s.lease(name).Annotations[governance.DelegatedAnnotation] != "" {
 		words = append(words, "| Lease annotated")
 	}
 	return strings.Join(words, " ")
@@ -958,8 +958,9 @@ func TestWhatWatchesEnqueue(t *testing.T) {
 	}
 }
 
+// TestPulsesThatSayNothingCount: a coordinator that has just begun does not know yet who is outside, and nobody is.
 func TestPulsesThatSayNothingCount(t *testing.T) {
-	for text, want := range map[string][]string{"": nil, "{": nil, `{}`: {"a", "b"}, `{"outside":["b"]}`: {"a"}} {
+	for text, want := range map[string][]string{"": {"a", "b"}, "{": {"a", "b"}, `{}`: {"a", "b"}, `{"outside":["b"]}`: {"a"}} {
 		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{governance.PulseAnnotation: text}}}
 		got := insideOf(map[string]*decide.Node{"a": nil, "b": nil}, stateIn(lease))
 		slices.Sort(got)

@@ -108,7 +108,7 @@ func (r *Reconciler) hear(ctx context.Context, before, after client.Object, q qu
 		defer r.mu.Unlock()
 		p := r.pools[pool]
 		if p == nil || p.Nodes[lease.Name] == nil {
-			if decide.ReleasedLease(lease) != nil { // it may be of a pool that has no coordinator any more
+			if isAnnotated(lease) { // it may be of a pool that has no coordinator any more
 				q.Add(requestOf(pool))
 			}
 			return

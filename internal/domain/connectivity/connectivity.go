@@ -21,8 +21,6 @@ const (
 	Annotation = "atoll.dev/connectivity"
 	// TolerationsAnnotation is written on a pod whose tolerations are without limit for now: what they were, as JSON.
 	TolerationsAnnotation = "atoll.dev/tolerations"
-	// DelegatedAnnotation is written on the Lease of a node by the hub that forwards it: the renewTime that it forwards.
-	DelegatedAnnotation = "atoll.dev/delegated"
 	// ExcludeLabel takes a Node out of the count by which kube-controller-manager stops evictions, when many nodes of
 	// a zone are not Ready. It reads the key only, so that LabelValue can say that the label is ours.
 	ExcludeLabel = "node.kubernetes.io/exclude-disruption"

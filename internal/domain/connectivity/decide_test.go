@@ -2,6 +2,8 @@ package connectivity
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -303,24 +305,31 @@ func TestPulsesMustNotPause(t *testing.T) {
 	}
 }
 
-func TestOutsideNodes(t *testing.T) {
+// TestOutside: who reaches the cloud, and not the coordinator, is known by a pulse that is fresh only.
+func TestOutside(t *testing.T) {
 	p := NewPool(grace, start)
-	p.HasCoordinator = true
 	for _, name := range []string{"a", "b", "c", "d"} {
 		p.Add(name, Record{State: Direct}, "", start)
+	}
+	expect := func(want ...string) {
+		t.Helper()
+		var got []string
+		for _, name := range slices.Sorted(maps.Keys(p.Nodes)) {
+			if p.Nodes[name].isOutside {
+				got = append(got, name)
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Error(diff)
+		}
 	}
 	now := start.Add(10 * time.Second)
 	p.Heartbeat("b", "1", false, now) // Nothing is known yet of who is inside.
 	p.Pulse([]string{"a", "b"}, now)
 	p.Heartbeat("a", "1", false, now)
 	p.Heartbeat("c", "1", false, now)
-	p.Probe(now)
-	if diff := cmp.Diff([]string{"c"}, p.OutsideNodes(now)); diff != "" {
-		t.Error(diff) // d was not heard by itself.
-	}
-	now = now.Add(25 * time.Second)
-	p.Probe(now)
-	if got := p.OutsideNodes(now); got != nil {
-		t.Errorf("without a pulse that is fresh, %v are outside", got)
-	}
+	expect("c") // d was not heard by itself.
+	now = now.Add(Quiet)
+	p.Heartbeat("c", "2", false, now)
+	expect()
 }

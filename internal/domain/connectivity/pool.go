@@ -125,19 +125,6 @@ func (p *Pool) hear(now time.Time) {
 	p.heard = now
 }
 
-// OutsideNodes returns the nodes that reach the cloud, but not the coordinator, sorted. None without a fresh pulse:
-// nobody knows then.
-func (p *Pool) OutsideNodes(now time.Time) []string {
-	var names []string
-	for name, n := range p.Nodes {
-		if p.isObserved(p.asOf(now)) && n.isOutside && p.silence(n, now) < p.Grace {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return names
-}
-
 // asOf is the time up to which silences count.
 func (p *Pool) asOf(now time.Time) time.Time {
 	if p.probe.Before(now) {

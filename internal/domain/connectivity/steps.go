@@ -3,7 +3,6 @@ package connectivity
 import (
 	"time"
 
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -76,17 +75,6 @@ func Steps(o *Observed) []Step {
 		s.settle()
 	}
 	return s.list
-}
-
-// ReleasedLease returns the Lease without DelegatedAnnotation; nil if it has none. It is the rest of what is undone when a
-// pool has no coordinator.
-func ReleasedLease(lease *coordinationv1.Lease) *coordinationv1.Lease {
-	if _, ok := lease.Annotations[DelegatedAnnotation]; !ok {
-		return nil
-	}
-	released := lease.DeepCopy()
-	delete(released.Annotations, DelegatedAnnotation)
-	return released
 }
 
 type steps struct {

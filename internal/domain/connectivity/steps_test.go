@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"pgregory.net/rapid"
@@ -308,17 +307,6 @@ func TestShortestFirst(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{"none", "one", "5", "60", "a-300", "b-300"}, got); diff != "" {
 		t.Error(diff)
-	}
-}
-
-func TestReleasedLease(t *testing.T) {
-	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{DelegatedAnnotation: "x", "mine": "y"}}}
-	released := ReleasedLease(lease)
-	if diff := cmp.Diff(map[string]string{"mine": "y"}, released.Annotations); diff != "" {
-		t.Error(diff)
-	}
-	if ReleasedLease(released) != nil {
-		t.Error("a Lease without the annotation is changed")
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -141,7 +140,6 @@ func TestABeatSaysThatTheKubeletRefuses(t *testing.T) {
 			if beat := l.coordinator.beats[len(l.coordinator.beats)-1]; beat.IsRefused != isRefused {
 				t.Errorf("the beat is %+v", beat)
 			}
-			time.Sleep(time.Second)
 		}
 	})
 }

@@ -302,9 +302,7 @@ func (p *Pool) round(ctx context.Context, addresses []string) error {
 			return err
 		}
 	}
-	if err := p.readStatuses(ctx); err != nil {
-		return err
-	}
+	problem = errors.Join(problem, p.readStatuses(ctx))
 	if p.pool.inventory != nil && p.lead.Leads() {
 		if err := p.tell(ctx, &p.pool, answer.IsPoolKnown, has); err != nil {
 			return err
