@@ -2,6 +2,7 @@ package nodes
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -228,15 +229,13 @@ func (r *poolRig) testLost() {
 	}
 	r.eventually("the node "+node+" is back", r.ready(node, corev1.ConditionTrue))
 	r.eventually("the pod that was evicted is gone", func() error {
-		return client.IgnoreNotFound(r.client.Get(r.Context(), client.ObjectKey{Namespace: "default", Name: "web-" + node}, &corev1.Pod{}))
-	})
-	r.eventually("the pod is there again", func() error {
-		if err := r.client.Get(r.Context(), client.ObjectKey{Namespace: "default", Name: "web-" + node}, &corev1.Pod{}); client.IgnoreNotFound(err) == nil && err != nil {
-			r.web(node)
-			return nil
+		err := r.client.Get(r.Context(), client.ObjectKey{Namespace: "default", Name: "web-" + node}, &corev1.Pod{})
+		if err == nil {
+			err = errors.New("it is there still")
 		}
-		return fmt.Errorf("the evicted one is there still")
+		return client.IgnoreNotFound(err)
 	})
+	r.web(node)
 	r.back(node)
 }
 
