@@ -28,7 +28,7 @@ func parse(t *testing.T, args ...string) Config {
 func TestFlags(t *testing.T) {
 	defaults := Config{
 		Namespace: "atoll-system", WebhookAddress: ":9443", ExtenderAddress: ":9444", HealthAddress: ":8081", MetricsAddress: ":8080",
-		LeaderElect: true, LeaseDuration: 15 * time.Second, EvictionsPerSecond: 1, Assignment: AssignmentPolicy, Filter: FilterNarrow, CapacityClasses: "cloudpilot", CapacityFallback: 5 * time.Minute, Pools: true, GangConfig: DefaultGangConfig,
+		LeaderElect: true, LeaseDuration: 15 * time.Second, EvictionsPerSecond: 1, Assignment: AssignmentPolicy, Filter: FilterNarrow, CapacityClasses: "cloudpilot", CapacityFallback: 5 * time.Minute, NodeGrace: 50 * time.Second, Pools: true, GangConfig: DefaultGangConfig,
 		CoordinatorImages: coordinator.Images{Own: "atoll-k8s/atoll-manager", Etcd: "gcr.io/etcd-development/etcd:v3.6.16", APIServer: "registry.k8s.io/kube-apiserver"},
 	}
 	changed := func(change func(*Config)) Config {

@@ -23,7 +23,7 @@ import (
 
 // hubUploads measures what a hub pays for its pool's coordinator.
 var hubUploads = benchmark{
-	name: "hub uploads", nodes: 2, pods: 2 * kubeletPods,
+	name: "hub uploads", nodes: 10, pods: 2 * kubeletPods,
 	about: `The CPU of atoll-hub for each change of a pod of its node: of a hub in a pool with [a coordinator](pools.md) ÷ of one without a pool.
 
 - Each of the two nodes has 110 pods and a client that watches them through its hub. 2,000 statuses of pods change, 50 a second, one pod after the other.

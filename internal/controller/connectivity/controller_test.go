@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -65,6 +66,8 @@ type site struct {
 	// noPulse are pools without a hub that leads.
 	noPulse map[string]bool
 	queue   watched.Queue
+	// mu guards what requests use: nodes are looked at side by side.
+	mu sync.Mutex
 	// isChanged: something was written since the watches last had all. last are the objects as they had them, and again
 	// when passes are due by the clock.
 	isChanged bool
@@ -79,6 +82,9 @@ type site struct {
 	// stopAfter is after how many writes the manager is stopped, and started anew a second later; -1 for never.
 	stopAfter int
 }
+
+// lookAt begins the request for the pods of a node from the API server.
+const lookAt = "list pods of "
 
 // newSite returns a site with the pool edge of three nodes with a pod each, and its coordinator.
 func newSite(t *testing.T) *site {
@@ -119,13 +125,23 @@ func pod(name, node string, options ...build.Option) *corev1.Pod {
 
 // start starts the manager anew.
 func (s *site) start() {
-	request := func(text string) error {
+	refused := func(text string) error {
 		if s.refuse != nil {
 			return s.refuse(text)
 		}
 		return nil
 	}
+	request := func(text string) error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if strings.HasPrefix(text, lookAt) {
+			s.looks++
+		}
+		return refused(text)
+	}
 	written := func(verb string, o client.Object) error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
 		s.isChanged = true
 		if o.GetName() == probeName {
 			return nil
@@ -134,7 +150,7 @@ func (s *site) start() {
 		if s.stopAfter == 0 {
 			return errors.New("stopped")
 		}
-		if err := request(write); err != nil {
+		if err := refused(write); err != nil {
 			return err
 		}
 		s.stopAfter = max(-1, s.stopAfter-1)
@@ -163,11 +179,10 @@ func (s *site) start() {
 		return c.Get(ctx, key, o, opts...)
 	}
 	live.List = func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
-		s.looks++
 		var options client.ListOptions
 		options.ApplyOptions(opts)
 		node, _ := options.FieldSelector.RequiresExactMatch("spec.nodeName")
-		if err := request("list pods of " + node); err != nil {
+		if err := request(lookAt + node); err != nil {
 			return err
 		}
 		pods := list.(*corev1.PodList)

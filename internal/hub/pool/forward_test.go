@@ -42,7 +42,7 @@ func (c *leases) send(r *http.Request, asNode bool) (*http.Response, error) {
 		return &http.Response{StatusCode: code, Body: io.NopCloser(strings.NewReader(string(text)))}, err
 	}
 	for suffix, code := range c.refuse {
-		if strings.HasSuffix(r.URL.Path, suffix) && r.Method != http.MethodGet {
+		if code != 0 && strings.HasSuffix(r.URL.Path, suffix) && r.Method != http.MethodGet {
 			return answer(code, map[string]string{"message": "no"})
 		}
 	}
@@ -84,6 +84,13 @@ func (c *leases) send(r *http.Request, asNode bool) (*http.Response, error) {
 		"metadata": map[string]any{"name": name, "resourceVersion": fmt.Sprint(c.version), "annotations": map[string]string{"kept": "yes"}},
 		"spec":     map[string]any{"holderIdentity": name, "renewTime": lease[0]},
 	})
+}
+
+// set sets the code for writes with a path that ends like this; 0 lets them through.
+func (c *leases) set(suffix string, code int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.refuse[suffix] = code
 }
 
 func (c *leases) taken() []string {
@@ -198,18 +205,18 @@ func TestStatusesAreForwarded(t *testing.T) {
 			t.Error("statuses that are known are read again")
 		}
 		for _, code := range []int{http.StatusNotFound, http.StatusConflict, http.StatusUnprocessableEntity} { // it is gone, or another one, or somebody forbids it: said once
-			c.refuse["/web/status"] = code
+			c.set("/web/status", code)
 			set(code, pod("web", corev1.PodRunning, corev1.ConditionFalse))
 			expect()
-			delete(c.refuse, "/web/status")
+			c.set("/web/status", 0)
 			expect()
 			set(code+1, pod("web", corev1.PodRunning, corev1.ConditionTrue))
 			expect("web")
 		}
-		c.refuse["/web/status"] = http.StatusServiceUnavailable
+		c.set("/web/status", http.StatusServiceUnavailable)
 		set(1000, pod("web", corev1.PodRunning, corev1.ConditionFalse))
 		expect()
-		delete(c.refuse, "/web/status")
+		c.set("/web/status", 0)
 		expect("web")
 	})
 }
@@ -220,7 +227,8 @@ func TestALeaderThatIsRefused(t *testing.T) {
 		l, c := newForwarder(t)
 		l.run(20)
 		c.taken()
-		c.refuse["/b"], c.refuse["/c"] = http.StatusTooManyRequests, http.StatusForbidden
+		c.set("/b", http.StatusTooManyRequests)
+		c.set("/c", http.StatusForbidden)
 		l.coordinator.reports["b"], l.coordinator.reports["c"] = governance.Report{Renewed: at(10)}, governance.Report{Renewed: at(10)}
 		hasCloud := func() bool { return l.coordinator.beats[len(l.coordinator.beats)-1].HasCloud }
 		l.run(8)
@@ -236,7 +244,7 @@ func TestALeaderThatIsRefused(t *testing.T) {
 		if hasCloud() {
 			t.Error("the hub leads again at once")
 		}
-		delete(c.refuse, "/b") // one of them is enough
+		c.set("/b", 0) // one of them is enough
 		l.run(20)
 		if !hasCloud() || len(c.taken()) == 0 || !strings.Contains(c.take(), "PATCH") {
 			t.Error("the hub does not lead again")
