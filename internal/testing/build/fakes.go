@@ -5,6 +5,8 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	clienttesting "k8s.io/client-go/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -17,7 +19,9 @@ import (
 // Client makes a client for objects in memory. Status is a subresource, as in the CRDs. funcs
 // can intercept calls.
 func Client(funcs interceptor.Funcs, objects ...client.Object) client.WithWatch {
-	return fake.NewClientBuilder().WithScheme(kinds).
+	// This tracker does not keep the fields' managers, which takes most of the time of a write.
+	tracker := clienttesting.NewObjectTracker(kinds, serializer.NewCodecFactory(kinds).UniversalDecoder())
+	return fake.NewClientBuilder().WithScheme(kinds).WithObjectTracker(tracker).
 		WithStatusSubresource(&gm.NodeGroup{}, &gm.PropagationPolicy{}, &gm.OverridePolicy{}, &apps.NodePool{}, &apps.UnitedDeployment{}, &apps.YurtCoordinator{}, &capacity.CapacitySplit{}, &certificatesv1.CertificateSigningRequest{}).
 		WithInterceptorFuncs(funcs).WithObjects(objects...).Build()
 }
