@@ -100,6 +100,10 @@ bench: ## Run the benchmarks: ARGS are passed to the benchmark program.
 soak: devcluster-bin ## Cut links and kill hubs and kubelets at random, and check that nothing is lost: FOR=1h, SEED=n repeats a run.
 	cd test && go run ./soak -for $(or $(FOR),1h) $(if $(SEED),-seed $(SEED)) $(ARGS)
 
+.PHONY: matrix
+matrix: devcluster-bin ## Make each failure of a pool on real nodes, and write into docs/pools-failures.md what it does: more than an hour.
+	cd test && MATRIX=$(CURDIR)/docs/pools-failures.md go test $(UNCACHED) -v -timeout 180m $(TESTFLAGS) -run 'TestFailureMatrix$(if $(ROW),/$(ROW))' ./nodes
+
 .PHONY: demo
 demo: ## Show the example on a cluster of simulated nodes; SCENE=rollout|scale|early|pools|capacity|gangs|offline|pool|governance shows one more scene.
 	cd test && go run $(DEMO_PKG) $(ARGS)

@@ -383,11 +383,12 @@ func TestNodeAutonomyAndCoordinatorExcludeEachOther(t *testing.T) {
 	}
 }
 
-// poolRights are those of the delegate of the pool edge, which has the node a.
+// poolRights are those of the delegate of the pool edge, which has the nodes a and c; a is delegated.
 type poolRights struct{}
 
 func (poolRights) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
-	if a.GetAPIGroup() == "atoll.dev" && a.GetResource() == "delegations" && a.GetNamespace() == "atoll-pools" && a.GetVerb() == "update" && a.GetName() == "a" {
+	isOf := a.GetName() == "a" || a.GetName() == "c" && a.GetSubresource() == ""
+	if a.GetAPIGroup() == "atoll.dev" && a.GetResource() == "delegations" && a.GetNamespace() == "atoll-pools" && a.GetVerb() == "update" && isOf {
 		return authorizer.DecisionAllow, "", nil
 	}
 	return authorizer.DecisionNoOpinion, "", nil
@@ -410,6 +411,7 @@ func TestAPoolSpeaksForItsNodesOnly(t *testing.T) {
 	const (
 		other    = "a pool may update Leases of its nodes and statuses of their pods, and nothing else"
 		foreign  = "the node is not in the pool"
+		direct   = "the cloud does not hear of the node through its pool"
 		metadata = "a pool may change no metadata but the annotation atoll.dev/delegated of a Lease"
 		time     = "renewTime must grow, and atoll.dev/delegated must be equal to it"
 		fields   = "a pool may change nothing of a Lease but when it was renewed"
@@ -438,16 +440,17 @@ func TestAPoolSpeaksForItsNodesOnly(t *testing.T) {
 		"a Lease is deleted":                     {leases, lease(kept, t1, ""), "", other},
 		"a status":                               {status, pod("", "a", "Running"), pod("", "a", "Pending"), ""},
 		"a status of a pod elsewhere":            {status, pod("", "b", "Running"), pod("", "b", "Pending"), foreign},
-		"a status of a pod on no node":           {status, "metadata: {name: web}\nspec: {}", "metadata: {name: web}\nspec: {}\nstatus: {phase: Running}", foreign},
-		"a pod is said to be over":               {status, pod("", "a", "Running"), pod("", "a", "Failed"), over},
-		"a pod that is over runs":                {status, pod("", "a", "Succeeded"), pod("", "a", "Running"), over},
-		"a label of a pod":                       {status, pod("", "a", "Running"), pod(", labels: {app: web}", "a", "Running"), metadata},
-		"an annotation of a pod":                 {status, pod("", "a", "Running"), pod(", annotations: {atoll.dev/delegated: x}", "a", "Running"), metadata},
-		"a finalizer less":                       {status, pod(", finalizers: [a]", "a", "Running"), pod("", "a", "Running"), metadata},
-		"a pod itself":                           {"/pods", pod("", "a", "Running"), pod("", "a", "Pending"), other},
-		"a pod is created":                       {"/pods", "", pod("", "a", "Running"), other},
-		"a node":                                 {"/nodes", "metadata: {name: a}", "metadata: {name: a, labels: {a: b}}", other},
-		"a node's status":                        {"/nodes/status", "metadata: {name: a}", "metadata: {name: a}\nstatus: {}", other},
+		"a status of a pod of a node that the cloud hears": {status, pod("", "c", "Running"), pod("", "c", "Pending"), direct},
+		"a status of a pod on no node":                     {status, "metadata: {name: web}\nspec: {}", "metadata: {name: web}\nspec: {}\nstatus: {phase: Running}", foreign},
+		"a pod is said to be over":                         {status, pod("", "a", "Running"), pod("", "a", "Failed"), over},
+		"a pod that is over runs":                          {status, pod("", "a", "Succeeded"), pod("", "a", "Running"), over},
+		"a label of a pod":                                 {status, pod("", "a", "Running"), pod(", labels: {app: web}", "a", "Running"), metadata},
+		"an annotation of a pod":                           {status, pod("", "a", "Running"), pod(", annotations: {atoll.dev/delegated: x}", "a", "Running"), metadata},
+		"a finalizer less":                                 {status, pod(", finalizers: [a]", "a", "Running"), pod("", "a", "Running"), metadata},
+		"a pod itself":                                     {"/pods", pod("", "a", "Running"), pod("", "a", "Pending"), other},
+		"a pod is created":                                 {"/pods", "", pod("", "a", "Running"), other},
+		"a node":                                           {"/nodes", "metadata: {name: a}", "metadata: {name: a, labels: {a: b}}", other},
+		"a node's status":                                  {"/nodes/status", "metadata: {name: a}", "metadata: {name: a}\nstatus: {}", other},
 	} {
 		t.Run(name, func(t *testing.T) {
 			where := map[bool]string{true: "kube-node-lease", false: "default"}[tc.resource == leases]

@@ -35,7 +35,7 @@ func TestConnectivityOnRealNodes(t *testing.T) {
 	tier.All(t, "it waits for timers of minutes")
 	t.Parallel()
 	r := &poolRig{offRig: &offRig{rig: startRig(t, nil), starts: 1}}
-	r.addPool(nil)
+	r.addPool(poolNodes, nil)
 	r.create(&apps.NodePool{ObjectMeta: metav1.ObjectMeta{Name: "edge"}}, &apps.YurtCoordinator{ObjectMeta: metav1.ObjectMeta{Name: "edge"}, Spec: apps.YurtCoordinatorSpec{NodePool: "edge"}},
 		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: corev1.ServiceSpec{Selector: map[string]string{"app": "web"}, Ports: []corev1.ServicePort{{Port: 8080}}}})
 	for _, node := range poolNodes {

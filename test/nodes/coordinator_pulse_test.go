@@ -91,5 +91,5 @@ func (r *poolRig) testPulse() {
 	for _, node := range poolNodes {
 		r.eventually("the node "+node+" is back", r.ready(node, corev1.ConditionTrue))
 	}
-	r.settled()
+	r.settled(poolNodes...)
 }

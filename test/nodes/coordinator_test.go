@@ -41,7 +41,7 @@ func TestTheCoordinatorOnRealNodes(t *testing.T) {
 	r := &poolRig{offRig: &offRig{rig: startRig(t, map[string][]string{
 		devcluster.ControllerManager: {"--node-monitor-grace-period=8s", "--node-monitor-period=1s"},
 	}), starts: 1}}
-	r.addPool(map[string]any{"nodeLeaseDurationSeconds": 8}) // renewed every 2 s
+	r.addPool(poolNodes, map[string]any{"nodeLeaseDurationSeconds": 8}) // renewed every 2 s
 	for _, part := range []struct {
 		name string
 		run  func(*poolRig)
@@ -74,16 +74,16 @@ func TestTheCoordinatorOnRealNodes(t *testing.T) {
 	}
 }
 
-// addPool adds a node of the cloud and the nodes of the pool, with hubs, and installs Atoll with coordinators. kubelet is what
+// addPool adds a node of the cloud and these nodes of the pool, with hubs, and installs Atoll with coordinators. kubelet is what
 // is special in the configuration of the pool's kubelets.
-func (r *poolRig) addPool(kubelet map[string]any) {
+func (r *poolRig) addPool(nodes []string, kubelet map[string]any) {
 	r.Helper()
 	gateway, err := atoll.NewHub(r.Context(), os.Stderr)
 	if err != nil {
 		r.Fatal(err)
 	}
 	specs := []devcluster.RealNodeSpec{{NodeSpec: devcluster.NodeSpec{Name: cloudNode}, Pool: "cloud"}}
-	for _, name := range poolNodes {
+	for _, name := range nodes {
 		specs = append(specs, devcluster.RealNodeSpec{
 			NodeSpec: devcluster.NodeSpec{Name: name, Labels: map[string]string{apps.NodePoolLabel: "edge"}}, Pool: "edge", Gateway: gateway,
 			Kubelet: kubelet,
@@ -92,7 +92,7 @@ func (r *poolRig) addPool(kubelet map[string]any) {
 	if err := r.AddRealNodes(r.Context(), specs...); err != nil {
 		r.Fatal(err)
 	}
-	if err := atoll.LoadCoordinator(r.Context(), r.Cluster, os.Stderr, poolNodes...); err != nil {
+	if err := atoll.LoadCoordinator(r.Context(), r.Cluster, os.Stderr, nodes...); err != nil {
 		r.Fatal(err)
 	}
 	hub := map[string]any{"enabled": true, "config": map[string]any{"cloud": map[string]any{"servers": []string{r.AdminConfig().Host}}}}
@@ -279,12 +279,12 @@ func (r *poolRig) testPeople() {
 	for _, node := range poolNodes {
 		r.eventually("the node "+node+" is back", r.ready(node, corev1.ConditionTrue))
 	}
-	r.settled()
+	r.settled(poolNodes...)
 }
 
-// settled waits until the coordinator is Ready, and will not be started anew. After a long cut of the whole pool it is:
+// settled waits until the coordinator is Ready, shows these nodes, and will not be started anew. After a long cut of the whole pool it is:
 // the cloud has taken it for dead.
-func (r *poolRig) settled() {
+func (r *poolRig) settled(nodes ...string) {
 	r.Helper()
 	r.eventually("the coordinator has one pod, which stays", func() error {
 		var pods corev1.PodList
@@ -297,7 +297,7 @@ func (r *poolRig) settled() {
 		return nil
 	})
 	r.isReady("")
-	r.sees(r.other(), poolNodes...)
+	r.sees(r.other(), nodes...)
 }
 
 // tops waits for what kubectl top prints on a node: all nodes and pods of the pool, and what selectors choose of them.

@@ -65,7 +65,7 @@ func openHubUploads(ctx context.Context, o options, log io.Writer) (bench, error
 	}
 	err = h.prepare(ctx)
 	if err == nil {
-		err = h.govern(ctx)
+		err = h.govern(ctx, poolNode)
 	}
 	for _, node := range []string{poolNode, loneNode} {
 		if err == nil {
@@ -85,8 +85,8 @@ func (h *hubUploadsBench) close() error {
 	return h.coordinatorBench.close()
 }
 
-// govern gives the pool its YurtCoordinator, as atoll-manager does.
-func (h *hubUploadsBench) govern(ctx context.Context) error {
+// govern gives the pool of these nodes its YurtCoordinator, as atoll-manager does.
+func (h *hubUploadsBench) govern(ctx context.Context, nodes ...string) error {
 	rbac, meta := h.client.RbacV1(), metav1.ObjectMeta{Name: "hubs"}
 	_, roleErr := rbac.ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{{
 		Verbs: []string{"get", "list", "watch"}, APIGroups: []string{"", "discovery.k8s.io", "apps.openyurt.io"}, Resources: []string{"namespaces", "endpointslices", "yurtcoordinators", "nodepools"},
@@ -102,7 +102,7 @@ func (h *hubUploadsBench) govern(ctx context.Context) error {
 		{"wait", "--for=condition=Established", "crd/yurtcoordinators.apps.openyurt.io"},
 		{"create", "-f", file},
 		{"patch", "yurtcoordinator", "edge", "--subresource=status", "--type=merge", "--patch=" + string(status)},
-		{"label", "node", poolNode, "apps.openyurt.io/nodepool=edge"},
+		append([]string{"label", "node", "apps.openyurt.io/nodepool=edge"}, nodes...),
 	} {
 		if err != nil {
 			return fmt.Errorf("giving the pool its coordinator: %w", err)

@@ -6,6 +6,7 @@
 //     any, it deletes both. With another CA the pod is made anew.
 //   - certify: writes the Secrets with the certificates of the coordinator.
 //   - delegate: writes what lets the hubs of the pool tell the cloud how the pool is.
+//   - replace: deletes the pod of the coordinator if the pool became silent, though the cloud hears from its nodes.
 //   - report: writes the status, by which hubs find the coordinator.
 //
 // What a coordinator has is derived from what exists, in each pass: after a restart nothing has to be remembered, and
@@ -118,12 +119,22 @@ func (s *scope) address() string {
 	return s.addresses[s.pod.Spec.NodeName]
 }
 
+// delegated returns the nodes that the cloud hears of through the pool.
+func (s *scope) delegated() (nodes []string) {
+	for _, node := range s.nodes {
+		if state := s.states[node]; state == connectivity.Delegated || state == connectivity.Unobserved {
+			nodes = append(nodes, node)
+		}
+	}
+	return nodes
+}
+
 // +kubebuilder:rbac:roleName=atoll-manager-coordinator,groups=apps.openyurt.io,resources=yurtcoordinators,verbs=get;list;watch
 // +kubebuilder:rbac:roleName=atoll-manager-coordinator,groups=apps.openyurt.io,resources=yurtcoordinators/status,verbs=patch
 // +kubebuilder:rbac:roleName=atoll-manager-coordinator,groups=apps.openyurt.io,resources=nodepools,verbs=get;list;watch
 // +kubebuilder:rbac:roleName=atoll-manager-coordinator,groups="",resources=nodes,verbs=get;list;watch
 // +kubebuilder:rbac:roleName=atoll-manager-coordinator,groups=events.k8s.io,resources=events,verbs=create;patch
-// +kubebuilder:rbac:roleName=atoll-manager-coordinator,namespace=atoll-pools,groups="",resources=pods,verbs=get;list;watch
+// +kubebuilder:rbac:roleName=atoll-manager-coordinator,namespace=atoll-pools,groups="",resources=pods,verbs=get;list;watch;delete
 // +kubebuilder:rbac:roleName=atoll-manager-coordinator,namespace=atoll-pools,groups="",resources=secrets,verbs=get;create;update;delete
 // +kubebuilder:rbac:roleName=atoll-manager-coordinator,namespace=atoll-pools,groups="",resources=services,verbs=get;create;update;delete
 // +kubebuilder:rbac:roleName=atoll-manager-coordinator,namespace=atoll-pools,groups=apps.openyurt.io,resources=uniteddeployments,verbs=get;create;update;delete
@@ -131,7 +142,7 @@ func (s *scope) address() string {
 // +kubebuilder:rbac:roleName=atoll-manager-coordinator,namespace=atoll-pools,groups="",resources=serviceaccounts/token,verbs=create
 // +kubebuilder:rbac:roleName=atoll-manager-coordinator,namespace=atoll-pools,groups=rbac.authorization.k8s.io,resources=roles;rolebindings,verbs=get;create;update;delete
 // +kubebuilder:rbac:roleName=atoll-manager-coordinator,namespace=atoll-pools,groups=coordination.k8s.io,resources=leases,verbs=get;list;watch;create;update;patch;delete
-// +kubebuilder:rbac:roleName=atoll-manager-coordinator,namespace=atoll-pools,groups=atoll.dev,resources=delegations,verbs=update
+// +kubebuilder:rbac:roleName=atoll-manager-coordinator,namespace=atoll-pools,groups=atoll.dev,resources=delegations;delegations/pods,verbs=update
 // +kubebuilder:rbac:roleName=atoll-manager-coordinator,groups=admissionregistration.k8s.io,resources=validatingadmissionpolicies;validatingadmissionpolicybindings,resourceNames=atoll-delegates,verbs=get
 // +kubebuilder:rbac:roleName=atoll-manager-coordinator,namespace=kube-system,groups="",resources=configmaps,resourceNames=extension-apiserver-authentication,verbs=get
 
@@ -157,7 +168,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		s.coordinator = nil
 		r.statuses.Forget(req.Name)
 	}
-	return phase.Run(ctx, s, r.noting(r.observe), r.noting(r.certifyCA), r.noting(r.deploy), r.noting(r.certify), r.noting(r.delegate), r.report, r.again)
+	return phase.Run(ctx, s, r.noting(r.observe), r.noting(r.certifyCA), r.noting(r.deploy), r.noting(r.certify), r.noting(r.delegate), r.noting(r.replace), r.report, r.again)
 }
 
 // isOf reports whether a coordinator is that of the pass.

@@ -35,8 +35,9 @@ const (
 )
 
 // delegateOf returns what lets the hubs of a pool speak for it in the cloud: a ServiceAccount that may write the pulse
-// of the pool, and what lets its nodes read the Secret with the token of that.
-func delegateOf(pool string, nodes []string) (account *corev1.ServiceAccount, others []client.Object) {
+// of the pool, and what lets its nodes read the Secret with the token of that. delegated are the nodes of whose pods it may
+// write statuses.
+func delegateOf(pool string, nodes, delegated []string) (account *corev1.ServiceAccount, others []client.Object) {
 	name := governance.Delegate(pool)
 	named := func(name string) metav1.ObjectMeta {
 		return metav1.ObjectMeta{Namespace: governance.Namespace, Name: name, Labels: map[string]string{nameLabel: nameValue}}
@@ -54,11 +55,17 @@ func delegateOf(pool string, nodes []string) (account *corev1.ServiceAccount, ot
 	for _, node := range nodes {
 		readers = append(readers, rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "system:node:" + node})
 	}
+	rules := []rbacv1.PolicyRule{
+		rule("patch", coordinationv1.GroupName, "leases", governance.Pulse(pool)),
+		// No such resources are served: a policy of the chart asks by them for which nodes the pool speaks.
+		rule("update", "atoll.dev", "delegations", nodes...),
+	}
+	if len(delegated) > 0 { // a rule without names is one for all
+		rules = append(rules, rule("update", "atoll.dev", "delegations/pods", delegated...))
+	}
 	account = &corev1.ServiceAccount{ObjectMeta: named(name), AutomountServiceAccountToken: ptr.To(false)}
 	return account, []client.Object{
-		role(name, rule("patch", coordinationv1.GroupName, "leases", governance.Pulse(pool)),
-			// No such resource is served: a policy of the chart asks by this for which nodes the pool speaks.
-			rule("update", "atoll.dev", "delegations", nodes...)),
+		role(name, rules...),
 		binding(name, rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: governance.Namespace, Name: name}),
 		role(name+"-readers", rule("get", corev1.GroupName, "secrets", name)),
 		binding(name+"-readers", readers...),
@@ -71,7 +78,7 @@ func (r *Reconciler) delegate(ctx context.Context, s *scope) error {
 	if s.coordinator == nil || !s.isObserved {
 		return nil
 	}
-	account, others := delegateOf(s.coordinator.Spec.NodePool, s.nodes)
+	account, others := delegateOf(s.coordinator.Spec.NodePool, s.nodes, s.delegated())
 	if !s.decision.IsDeployed {
 		for _, o := range append(others, account) {
 			if err := r.discard(ctx, s, o); err != nil {

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/connectivity"
 	"github.com/atoll-k8s/atoll/internal/governance"
 	"github.com/atoll-k8s/atoll/internal/testing/watched"
 )
@@ -88,6 +89,16 @@ func TestTheDelegate(t *testing.T) {
 	s.rest("one")
 	if token() != "token 2" || uid() != before || !strings.Contains(s.subjects("delegate-edge-readers"), "system:node:d") {
 		t.Errorf("with one node more the token is %q, for %s", token(), s.subjects("delegate-edge-readers"))
+	}
+	n := node("a", "")
+	s.get(n, "", "a")
+	n.Annotations = map[string]string{connectivity.Annotation: connectivity.Record{State: connectivity.Delegated, Since: s.clock.Now(), Reason: connectivity.ReasonDelegated}.String()}
+	if err := s.all.Update(t.Context(), n); err != nil {
+		t.Fatal(err)
+	}
+	s.rest("one")
+	if got, want := s.subjects("delegate-edge"), "[update] [delegations] [a b c d], [update] [delegations/pods] [a]"; !strings.HasSuffix(got, want) {
+		t.Errorf("with a delegated node who speaks for the pool is %s, want %s", got, want)
 	}
 	s.writes = nil
 	s.hasNodes("a", "b", "c")
@@ -267,4 +278,61 @@ func TestThePoolSaysHowItIs(t *testing.T) {
 	if got := s.says(pulseOf("site", text("a", ""), 1)) + s.says(&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: governance.Namespace, Name: "other"}}); got != "" {
 		t.Errorf("the pulse of a pool without a coordinator, and another Lease, enqueue %q", got)
 	}
+}
+
+// TestAStuckCoordinatorIsReplaced: once, when nobody speaks through it any more, though the cloud hears from a node.
+func TestAStuckCoordinatorIsReplaced(t *testing.T) {
+	s := newSite(t, of("one", "edge", 0))
+	heard := func(is corev1.ConditionStatus) {
+		n := node("a", "")
+		s.get(n, "", "a")
+		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: is}}
+		if err := s.all.Status().Update(t.Context(), n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	isThere := func(when string, want bool) {
+		t.Helper()
+		if _, err := s.pass("one"); err != nil {
+			t.Fatal(err)
+		}
+		if is := s.get(&corev1.Pod{}, governance.Namespace, "coordinator-edge-b"); is != want {
+			t.Errorf("%s: the pod is there: %t", when, is)
+		}
+	}
+	heard(corev1.ConditionTrue)
+	s.runs("edge", "b", corev1.ConditionTrue)
+	s.rest("one")
+	s.clock.Step(time.Hour)
+	isThere("nobody ever spoke through it", true)
+	s.says(pulseOf("edge", "{}", 1))
+	s.clock.Step(stuckAfter - time.Second)
+	isThere("the pool is silent for a while", true)
+	heard(corev1.ConditionUnknown)
+	s.clock.Step(time.Hour)
+	isThere("the whole pool is cut off", true)
+	heard(corev1.ConditionTrue)
+	s.refuse = func(write string) error {
+		if strings.HasPrefix(write, "delete *v1.Pod") {
+			return errors.New("refused")
+		}
+		return nil
+	}
+	if _, err := s.pass("one"); err == nil {
+		t.Error("a pod that cannot be deleted is no error")
+	}
+	s.refuse = nil
+	isThere("a node is heard", false)
+	if event := <-s.events.Events; !strings.Contains(event, "Stuck No hub has used the coordinator for 2m0s") {
+		t.Errorf("the event is %q", event)
+	}
+	s.runs("edge", "b", corev1.ConditionTrue)
+	pod := &corev1.Pod{}
+	s.get(pod, governance.Namespace, "coordinator-edge-b")
+	pod.CreationTimestamp.Time = s.clock.Now()
+	if err := s.all.Update(t.Context(), pod); err != nil {
+		t.Fatal(err)
+	}
+	s.clock.Step(time.Hour)
+	isThere("nobody ever spoke through the next one", true)
 }

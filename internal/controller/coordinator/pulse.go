@@ -3,10 +3,14 @@ package coordinator
 import (
 	"context"
 	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -22,6 +26,8 @@ const (
 	silentAfter = 40 * time.Second
 	// listenEvery is the time between two looks at which pools are silent.
 	listenEvery = 5 * time.Second
+	// stuckAfter is when the pod of a coordinator is made anew, because nobody speaks through it any more.
+	stuckAfter = 2 * time.Minute
 )
 
 // pulses are those of all pools, as they were received. The zero value is useful. It is safe for concurrent use.
@@ -89,6 +95,29 @@ func (p *pulses) state(pool string, now time.Time) *governance.PoolState {
 		return nil
 	}
 	return state
+}
+
+// isStuck reports whether a pool has said something since then, and nothing for stuckAfter.
+func (p *pulses) isStuck(pool string, since, now time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	last, known := p.of[pool]
+	return known && last.received.After(since) && now.Sub(last.received) >= stuckAfter
+}
+
+// replace deletes the pod of the coordinator when no hub has spoken through it for a while, though the cloud hears from a
+// node: one of its programs hangs, or the nodes do not reach it. The next pod is on whichever node the scheduler chooses. One
+// that no hub ever spoke through stays.
+func (r *Reconciler) replace(ctx context.Context, s *scope) error {
+	if s.coordinator == nil || s.pod == nil || !slices.Contains(slices.Collect(maps.Values(s.heard)), true) ||
+		!r.pulses.isStuck(s.coordinator.Spec.NodePool, s.pod.CreationTimestamp.Time, r.Clock.Now()) {
+		return nil
+	}
+	if err := r.Client.Delete(ctx, s.pod, client.Preconditions{UID: &s.pod.UID}); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("deleting Pod %s: %w", client.ObjectKeyFromObject(s.pod), err)
+	}
+	r.Recorder.Eventf(s.coordinator, s.pod, corev1.EventTypeWarning, "Stuck", "Replace", "No hub has used the coordinator for %s, though the cloud hears from the pool: its pod %q is deleted, and made anew", stuckAfter, s.pod.Name)
+	return nil
 }
 
 // listen starts passes over coordinators whose pools are silent, until ctx is done.

@@ -93,13 +93,10 @@ func setPool(status *apps.YurtCoordinatorStatus, s *scope, set func(kind string,
 
 // setNodes sets what the cloud concludes about the nodes of the pool.
 func setNodes(status *apps.YurtCoordinatorStatus, s *scope, set func(kind string, is metav1.ConditionStatus, reason, message string)) {
-	status.DelegatedNodes = nil
+	status.DelegatedNodes = s.delegated()
 	var frozen []string
 	for _, node := range s.nodes {
-		switch s.states[node] {
-		case connectivity.Delegated, connectivity.Unobserved:
-			status.DelegatedNodes = append(status.DelegatedNodes, node)
-		case connectivity.Frozen:
+		if s.states[node] == connectivity.Frozen {
 			frozen = append(frozen, node)
 		}
 	}

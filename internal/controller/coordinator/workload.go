@@ -138,7 +138,9 @@ func etcdOf(images Images) corev1.Container {
 	c := container("etcd", images.Etcd, "192Mi", "1536Mi",
 		"/usr/local/bin/etcd", "--name=coordinator", "--data-dir=data", "--unsafe-no-fsync", "--log-level=warn",
 		// The volume has room for two databases, while one is compacted, and for the logs, of which each has 64 MiB.
-		"--quota-backend-bytes=402653184", "--max-wals=1", "--max-snapshots=1", "--snapshot-count=1000",
+		"--quota-backend-bytes=402653184", "--max-wals=1", "--max-snapshots=1",
+		// It keeps so many writes in memory for other members, of which there are none.
+		"--snapshot-count=100", "--snapshot-catchup-entries=1",
 		"--listen-client-urls=unix://etcd.sock:0", "--advertise-client-urls=unix://etcd.sock:0",
 		"--listen-peer-urls=unix://peer.sock:0", "--initial-advertise-peer-urls=unix://peer.sock:0", "--initial-cluster=coordinator=unix://peer.sock:0")
 	c.WorkingDir = shared

@@ -38,6 +38,10 @@ type Limits struct {
 	NodeBytes, PoolBytes, Bytes int64
 }
 
+// An API server and etcd keep the versions of the last minutes. What a node uploads beyond what may be stored, as what belongs
+// to the pool, is bounded by ahead, and after that by aSecond.
+const ahead, aSecond = 16 << 20, 256 << 10
+
 // Reason is why an upload is not taken.
 type Reason string
 
@@ -84,6 +88,9 @@ type Set struct {
 type node struct {
 	objects int
 	bytes   int64
+	// recent are the bytes of all versions that were stored, less what may be by the time since.
+	recent int64
+	since  time.Time
 	// digest is that of its last inventory, and beat the time of its last beat.
 	digest string
 	beat   time.Time
@@ -91,7 +98,7 @@ type node struct {
 
 // New returns the records of what is stored. Until SilentAfter has passed since now, no node counts as silent.
 func New(limits Limits, records map[governance.Ref]Record, now time.Time) *Set {
-	s := &Set{limits: limits, records: map[governance.Ref]Record{}, named: map[governance.Ref]int{}, nodes: map[string]*node{}, began: now}
+	s := &Set{limits: limits, records: map[governance.Ref]Record{}, named: map[governance.Ref]int{}, nodes: map[string]*node{}, pool: node{since: now}, began: now}
 	for ref, record := range records {
 		s.Put(ref, record)
 	}
@@ -101,7 +108,7 @@ func New(limits Limits, records map[governance.Ref]Record, now time.Time) *Set {
 func (s *Set) node(name string) *node {
 	n := s.nodes[name]
 	if n == nil {
-		n = &node{beat: s.began}
+		n = &node{beat: s.began, since: s.began}
 		s.nodes[name] = n
 	}
 	return n
@@ -260,8 +267,18 @@ func (s *Set) Check(ref governance.Ref, record Record, leads bool, boundTo strin
 		return refuse(Full, "the objects of %s would take more than %d bytes", of, maxBytes)
 	case all > s.limits.Bytes:
 		return refuse(Full, "the objects of all nodes would take more than %d bytes", s.limits.Bytes)
+	case n.at(now)+record.Bytes > maxBytes+ahead:
+		return refuse(Full, "%s uploads more than %d bytes a second", of, aSecond)
 	}
 	return nil
+}
+
+// at returns the bytes that were stored of late.
+func (n *node) at(now time.Time) int64 {
+	if passed := now.Sub(n.since); passed > 0 {
+		n.recent, n.since = max(0, n.recent-int64(passed.Seconds()*aSecond)), now
+	}
+	return n.recent
 }
 
 // check tells what can be told without the object.
@@ -304,6 +321,7 @@ func (s *Set) Put(ref governance.Ref, record Record) (orphans []governance.Ref) 
 	n := s.owner(ref, record)
 	n.objects++
 	n.bytes += record.Bytes
+	n.recent += record.Bytes
 	s.bytes += record.Bytes
 	return orphans
 }

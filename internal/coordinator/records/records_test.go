@@ -101,6 +101,40 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+// TestVersionsOfANodeAreBounded: what is stored may be uploaded and replaced, and then only so much in a second.
+func TestVersionsOfANodeAreBounded(t *testing.T) {
+	limits := Limits{NodeObjects: 10, NodeBytes: 32 << 20, PoolObjects: 10, PoolBytes: 32 << 20, Bytes: 256 << 20}
+	for name, tc := range map[string]struct {
+		ref   governance.Ref
+		leads bool
+	}{"of a node": {ref: web}, "of the pool": {ref: service, leads: true}} {
+		t.Run(name, func(t *testing.T) {
+			s, version := New(limits, nil, noon), uint64(0)
+			upload := func(now time.Time) (taken int) {
+				for ; ; taken++ {
+					version++
+					record := Record{UID: "1", Version: version, Node: "a", Bytes: 1 << 20}
+					if err := s.Check(tc.ref, record, tc.leads, "a", now); err != nil {
+						return taken
+					}
+					s.Put(tc.ref, record)
+				}
+			}
+			for _, step := range []struct {
+				after time.Duration
+				want  int
+			}{{0, 48}, {time.Second, 0}, {4 * time.Second, 1}, {40 * time.Second, 9}, {time.Hour, 48}} {
+				if got := upload(noon.Add(step.after)); got != step.want {
+					t.Errorf("after %v, %d versions are taken, want %d", step.after, got, step.want)
+				}
+			}
+			if err := s.Check(governance.Ref{Resource: "nodes", Name: "b"}, Record{UID: "2", Version: 1, Node: "b", Bytes: 1 << 20}, false, "", noon); err != nil {
+				t.Errorf("another node: %v", err)
+			}
+		})
+	}
+}
+
 func TestInventory(t *testing.T) {
 	item := func(ref governance.Ref, uid, version string) governance.Item {
 		return governance.Item{Ref: ref, UID: uid, Version: version}

@@ -27,6 +27,8 @@ const (
 	forwardEvery, atATime = time.Second, 8
 	// abdicatesAfter is after how long without any success a hub lets another one lead, and restsFor for how long.
 	abdicatesAfter, restsFor = 10 * time.Second, 30 * time.Second
+	// refusedAgain is when statuses that the cloud does not take yet are sent again.
+	refusedAgain = 5 * time.Second
 )
 
 // readStatuses reads the statuses of nodes that do not reach the cloud, while the hub leads.
@@ -127,8 +129,9 @@ type forwarded struct {
 	// renewed is that of the last heartbeat, and lease the Lease as the cloud has it; nil if that is not known.
 	renewed metav1.MicroTime
 	lease   *unstructured.Unstructured
-	// pods has the digests of statuses, by UID.
-	pods map[string][sha256.Size]byte
+	// pods has the digests of statuses, by UID. After the cloud has refused one, none is sent until again.
+	pods  map[string][sha256.Size]byte
+	again time.Time
 }
 
 // all forwards what is new of nodes. taken tells whether the cloud has taken all of one node, or there was nothing new; the
@@ -168,12 +171,17 @@ func (f *forwarder) one(ctx context.Context, node string, done *forwarded, repor
 		}
 		done.renewed = report.Renewed
 	}
-	if statuses == nil {
+	if statuses == nil || time.Now().Before(done.again) {
 		return nil
 	}
 	var failed error
 	for i := range statuses.Pods {
-		failed = errors.Join(failed, f.status(ctx, done, &statuses.Pods[i]))
+		err := f.status(ctx, done, &statuses.Pods[i])
+		if isCode(err, http.StatusForbidden) { // the cloud has not concluded yet that it hears of the node through the pool
+			done.again = time.Now().Add(refusedAgain)
+			return failed
+		}
+		failed = errors.Join(failed, err)
 	}
 	return failed
 }
@@ -264,12 +272,17 @@ func (f *forwarder) status(ctx context.Context, done *forwarded, pod *governance
 		return nil
 	}
 	_, err = f.delegate.do(ctx, f.pool, http.MethodPatch, "/api/v1/namespaces/"+pod.Namespace+"/pods/"+pod.Name+"/status", string(types.StrategicMergePatchType), body)
-	var refused *refusedError
-	if errors.As(err, &refused) && (refused.code == http.StatusNotFound || refused.code == http.StatusConflict || refused.code == http.StatusUnprocessableEntity) {
+	if isCode(err, http.StatusNotFound, http.StatusConflict, http.StatusUnprocessableEntity) {
 		err = nil // the pod is gone, or another one has its name, or somebody else forbids this status
 	}
 	if err == nil {
 		done.pods[pod.UID] = digest
 	}
 	return err
+}
+
+// isCode reports whether the cloud has refused a request with one of these codes.
+func isCode(err error, codes ...int) bool {
+	var refused *refusedError
+	return errors.As(err, &refused) && slices.Contains(codes, refused.code)
 }

@@ -213,6 +213,16 @@ func TestStatusesAreForwarded(t *testing.T) {
 			set(code+1, pod("web", corev1.PodRunning, corev1.ConditionTrue))
 			expect("web")
 		}
+		c.set("/web/status", http.StatusForbidden) // not yet: nobody abdicates, and it is sent again
+		set(900, pod("web", corev1.PodRunning, corev1.ConditionFalse))
+		expect()
+		if l.run(20); !l.coordinator.beats[len(l.coordinator.beats)-1].HasCloud {
+			t.Error("the hub abdicates, because statuses are refused")
+		}
+		c.set("/web/status", 0)
+		expect("web")
+		set(901, pod("web", corev1.PodRunning, corev1.ConditionTrue))
+		expect("web")
 		c.set("/web/status", http.StatusServiceUnavailable)
 		set(1000, pod("web", corev1.PodRunning, corev1.ConditionFalse))
 		expect()
