@@ -22,6 +22,8 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/cel/environment"
 	"sigs.k8s.io/yaml"
+
+	"github.com/atoll-k8s/atoll/internal/governance"
 )
 
 // write is a request to the API server about one object.
@@ -262,27 +264,29 @@ func TestAdmissionPoliciesBoundManagerWrites(t *testing.T) {
 		want  string
 	}{
 		// Pods.
-		"an image":                                {update("/pods", with("", pod), with("", "spec: {containers: [{name: c, image: b}], terminationGracePeriodSeconds: 30}")), ""},
-		"an image in kube-system":                 {in("kube-system", update("/pods", with("", pod), with("", "spec: {containers: [{name: c, image: b}], terminationGracePeriodSeconds: 30}"))), podFields + "kube-system: containers"},
-		"an image of our own pods":                {in(namespace, update("/pods", with("", pod), with("", "spec: {containers: [{name: c, image: b}], terminationGracePeriodSeconds: 30}"))), podFields + namespace},
-		"our labels":                              {update("/pods", with("labels: {atoll.dev/capacity-class: spot}", pod), with("labels: {groupmanagement.kubeedge.io/nodegroup: g}", pod)), ""},
-		"the deletion cost":                       {update("/pods", with("", pod), with("annotations: {controller.kubernetes.io/pod-deletion-cost: '1', atoll.dev/deletion-cost: '1'}", pod)), ""},
-		"the deletion cost in kube-system":        {in("kube-system", update("/pods", with("", pod), with("annotations: {controller.kubernetes.io/pod-deletion-cost: '1'}", pod))), ""},
-		"the name of the PodGroup":                {update("/pods", with("", pod), with("annotations: {scheduling.k8s.io/group-name: g}", pod)), ""},
-		"a label of others, new":                  {update("/pods", with("", pod), with("labels: {app: x}", pod)), podLabels + "app"},
-		"a label of others, changed":              {update("/pods", with("labels: {app: y, a: b}", pod), with("labels: {app: x, a: b}", pod)), podLabels + "app"},
-		"a label of others, removed":              {update("/pods", with("labels: {app: y}", pod), with("", pod)), podLabels + "app"},
-		"an annotation of others":                 {update("/pods", with("", pod), with("annotations: {a: x}", pod)), "atoll-manager may not change these annotations of a pod: a"},
-		"an owner":                                {update("/pods", with("", pod), with("ownerReferences: [{name: x}]", pod)), "atoll-manager may not change owners and finalizers of a pod"},
-		"a finalizer":                             {update("/pods", with("finalizers: [a/b]", pod), with("", pod)), "atoll-manager may not change owners and finalizers of a pod"},
-		"the grace period":                        {update("/pods", with("", pod), with("", "spec: {containers: [{name: c, image: a}], terminationGracePeriodSeconds: 1}")), podFields + "default: terminationGracePeriodSeconds"},
-		"a deadline":                              {update("/pods", with("", pod), with("", pod[:len(pod)-1]+", activeDeadlineSeconds: 1}")), podFields + "default: activeDeadlineSeconds"},
-		"a toleration of a running pod":           {update("/pods", with("", pod), with("", pod[:len(pod)-1]+", tolerations: [{operator: Exists}]}")), ""}, // while its node is cut off; the API server lets nobody take one away
-		"what a pod at the gate gets":             {update("/pods", with("", waiting), with("", "spec: {schedulingGates: [{name: other}], affinity: {nodeAffinity: {}}, tolerations: [{key: spot}], containers: [{name: c, image: b}]}")), ""},
-		"a gate of others":                        {update("/pods", with("", waiting), with("", "spec: {schedulingGates: [{name: groupmanagement.kubeedge.io/policy}], containers: [{name: c, image: a}]}")), "atoll-manager may remove no scheduling gate of a pod but its own"},
-		"a Binding":                               {write{resource: "/pods/binding", now: with("labels: {atoll.dev/x: a}, annotations: {controller.kubernetes.io/pod-deletion-cost: '1'}", "target: {name: n}")}, ""},
-		"a Binding with what the API server adds": {write{resource: "/pods/binding", now: with("labels: {topology.kubernetes.io/zone: z, topology.kubernetes.io/region: r}", "target: {name: n}")}, ""},
-		"a Binding with a label of others":        {write{resource: "/pods/binding", now: with("labels: {app: a}", "target: {name: n}")}, podLabels + "app"},
+		"an image":                                     {update("/pods", with("", pod), with("", "spec: {containers: [{name: c, image: b}], terminationGracePeriodSeconds: 30}")), ""},
+		"an image in kube-system":                      {in("kube-system", update("/pods", with("", pod), with("", "spec: {containers: [{name: c, image: b}], terminationGracePeriodSeconds: 30}"))), podFields + "kube-system: containers"},
+		"an image of our own pods":                     {in(namespace, update("/pods", with("", pod), with("", "spec: {containers: [{name: c, image: b}], terminationGracePeriodSeconds: 30}"))), podFields + namespace},
+		"our labels":                                   {update("/pods", with("labels: {atoll.dev/capacity-class: spot}", pod), with("labels: {groupmanagement.kubeedge.io/nodegroup: g}", pod)), ""},
+		"the deletion cost":                            {update("/pods", with("", pod), with("annotations: {controller.kubernetes.io/pod-deletion-cost: '1', atoll.dev/deletion-cost: '1'}", pod)), ""},
+		"the deletion cost in kube-system":             {in("kube-system", update("/pods", with("", pod), with("annotations: {controller.kubernetes.io/pod-deletion-cost: '1'}", pod))), ""},
+		"the name of the PodGroup":                     {update("/pods", with("", pod), with("annotations: {scheduling.k8s.io/group-name: g}", pod)), ""},
+		"a label of others, new":                       {update("/pods", with("", pod), with("labels: {app: x}", pod)), podLabels + "app"},
+		"a label of others, changed":                   {update("/pods", with("labels: {app: y, a: b}", pod), with("labels: {app: x, a: b}", pod)), podLabels + "app"},
+		"a label of others, removed":                   {update("/pods", with("labels: {app: y}", pod), with("", pod)), podLabels + "app"},
+		"an annotation of others":                      {update("/pods", with("", pod), with("annotations: {a: x}", pod)), "atoll-manager may not change these annotations of a pod: a"},
+		"an owner":                                     {update("/pods", with("", pod), with("ownerReferences: [{name: x}]", pod)), "atoll-manager may not change owners and finalizers of a pod"},
+		"a finalizer":                                  {update("/pods", with("finalizers: [a/b]", pod), with("", pod)), "atoll-manager may not change owners and finalizers of a pod"},
+		"the grace period":                             {update("/pods", with("", pod), with("", "spec: {containers: [{name: c, image: a}], terminationGracePeriodSeconds: 1}")), podFields + "default: terminationGracePeriodSeconds"},
+		"a deadline":                                   {update("/pods", with("", pod), with("", pod[:len(pod)-1]+", activeDeadlineSeconds: 1}")), podFields + "default: activeDeadlineSeconds"},
+		"a toleration of a running pod":                {update("/pods", with("", pod), with("", pod[:len(pod)-1]+", tolerations: [{operator: Exists}]}")), ""}, // while its node is cut off; the API server lets nobody take one away
+		"a toleration of a running pod in kube-system": {in("kube-system", update("/pods", with("", pod), with("annotations: {atoll.dev/tolerations: '[]'}", pod[:len(pod)-1]+", tolerations: [{operator: Exists}]}"))), ""},
+		"a toleration of our own pods":                 {in(namespace, update("/pods", with("", pod), with("", pod[:len(pod)-1]+", tolerations: [{operator: Exists}]}"))), ""},
+		"what a pod at the gate gets":                  {update("/pods", with("", waiting), with("", "spec: {schedulingGates: [{name: other}], affinity: {nodeAffinity: {}}, tolerations: [{key: spot}], containers: [{name: c, image: b}]}")), ""},
+		"a gate of others":                             {update("/pods", with("", waiting), with("", "spec: {schedulingGates: [{name: groupmanagement.kubeedge.io/policy}], containers: [{name: c, image: a}]}")), "atoll-manager may remove no scheduling gate of a pod but its own"},
+		"a Binding":                                    {write{resource: "/pods/binding", now: with("labels: {atoll.dev/x: a}, annotations: {controller.kubernetes.io/pod-deletion-cost: '1'}", "target: {name: n}")}, ""},
+		"a Binding with what the API server adds":      {write{resource: "/pods/binding", now: with("labels: {topology.kubernetes.io/zone: z, topology.kubernetes.io/region: r}", "target: {name: n}")}, ""},
+		"a Binding with a label of others":             {write{resource: "/pods/binding", now: with("labels: {app: a}", "target: {name: n}")}, podLabels + "app"},
 
 		// Nodes.
 		"what a NodePool gives":           {update("/nodes", with("", node), with("labels: {a: b, node-restriction.kubernetes.io/site: x}, annotations: {c: d}", "spec: {podCIDR: 10.0.0.0/24, taints: [{key: node.kubernetes.io/unreachable, effect: NoExecute}, {key: a, effect: NoSchedule}]}")), ""},
@@ -411,7 +415,7 @@ func TestAPoolSpeaksForItsNodesOnly(t *testing.T) {
 	const (
 		other    = "a pool may update Leases of its nodes and statuses of their pods, and nothing else"
 		foreign  = "the node is not in the pool"
-		direct   = "the cloud does not hear of the node through its pool"
+		direct   = governance.NotDelegated
 		metadata = "a pool may change no metadata but the annotation atoll.dev/delegated of a Lease"
 		time     = "renewTime must grow, and atoll.dev/delegated must be equal to it"
 		fields   = "a pool may change nothing of a Lease but when it was renewed"

@@ -81,9 +81,12 @@ const (
 	MaxPoolItems = 10_000
 	// MaxObject bounds an object, in bytes.
 	MaxObject = 1 << 20
+	// NotDelegated is why the cloud refuses the status of a pod, as a policy of the chart says it, until it has concluded
+	// that it hears of the node through its pool.
+	NotDelegated = "the cloud does not hear of the node through its pool"
 	// MaxMessage bounds a beat, the inventory of a node and the answers, in bytes.
 	MaxMessage = 1 << 20
-	// MaxPoolMessage bounds the inventory of a pool and its answer, in bytes.
+	// MaxPoolMessage bounds the inventory of a pool and its answer, and the statuses of a node, in bytes.
 	MaxPoolMessage = 4 << 20
 	// BeatPath is where a Beat is sent to, by POST.
 	BeatPath = "/v1/beat"
@@ -278,6 +281,8 @@ type BeatAnswer struct {
 	IsPoolKnown bool `json:"isPoolKnown,omitempty"`
 	// Leads is true if the hub leads, for LeadFor from when it has sent the beat. A later answer replaces this one.
 	Leads bool `json:"leads,omitempty"`
+	// IsLed is true if some hub leads, this one or another.
+	IsLed bool `json:"isLed,omitempty"`
 	// Pool is how the pool is, if the hub leads; nil if the coordinator does not know it yet.
 	Pool *PoolState `json:"pool,omitempty"`
 	// NeedsStatuses is true if the coordinator does not have the Statuses of the node's Report.

@@ -182,8 +182,8 @@ const (
 	ReasonPodReady = "PodReady"
 	// ReasonPoolSilent: no hub of the pool reaches both the cloud and the coordinator.
 	ReasonPoolSilent = "PoolSilent"
-	// ReasonPoolHeard: something is heard of the pool.
-	ReasonPoolHeard = "PoolHeard"
+	// ReasonNotFrozen: no node is kept without anybody who knows whether it is dead.
+	ReasonNotFrozen = "NotFrozen"
 	// ReasonKubeletsAccept: no kubelet of the pool refuses its hub.
 	ReasonKubeletsAccept = "KubeletsAccept"
 	// ReasonKubeletsRefuse: kubelets of the pool refuse their hubs.

@@ -312,19 +312,27 @@ func (r *Reconciler) takeSteps(ctx context.Context, t *task) (*corev1.Node, erro
 	for i := range pods.Items {
 		o.Pods = append(o.Pods, &pods.Items[i])
 	}
+	// What keeps pods where they are comes in its order, or not at all. What lets them go does not wait for one pod that
+	// somebody refuses to be written.
+	letsGo := t.record.State == decide.Lost || t.record.State == decide.Released
+	failed, left := error(nil), 0
 	for range maxSteps {
 		steps := decide.Steps(o)
 		if len(steps) == 0 && t.isReleased {
 			return o.Node, r.releaseLease(ctx, t.name)
 		}
-		if len(steps) == 0 || steps[0].IsWait {
+		if len(steps) <= left || steps[left].IsWait || left > 0 && steps[left].Node != nil && !steps[left].IsStatus { // the mark goes last
 			break
 		}
-		if err := r.take(ctx, o, &steps[0]); err != nil {
-			return o.Node, fmt.Errorf("%s: %w", steps[0].Note, err)
+		if err := r.take(ctx, o, &steps[left]); err != nil {
+			failed = errors.Join(failed, fmt.Errorf("%s: %w", steps[left].Note, err))
+			if !letsGo || steps[left].Node != nil {
+				break
+			}
+			left++
 		}
 	}
-	return o.Node, nil
+	return o.Node, failed
 }
 
 // take writes what a step says, and puts what was written in the place of what was observed.

@@ -745,6 +745,31 @@ func TestAPodThatCannotBeWrittenKeepsItsNodeReady(t *testing.T) {
 	s.wants("a", "Delegated marked label Unknown DelegatedByPool | other kept annotated | web-a kept annotated | Lease annotated")
 }
 
+// TestAPodThatCannotBeWrittenKeepsNoOther of a node that is dead, or whose pool has no coordinator any more.
+func TestAPodThatCannotBeWrittenKeepsNoOther(t *testing.T) {
+	for _, refused := range []string{"status Pod web-a", "patch Pod web-a"} {
+		t.Run(refused, func(t *testing.T) {
+			s := newSite(t)
+			s.create(pod("other", "a"))
+			s.away(decide.Delegated)
+			s.run(minute)
+			s.refuse = func(request string) error {
+				if request == refused {
+					return errors.New("the webhook says no")
+				}
+				return nil
+			}
+			s.machines["a"].isDead = true
+			s.run(3 * minute)
+			left := map[bool]string{true: "web-a 300s", false: "web-a not Ready kept annotated"}[refused == "status Pod web-a"]
+			s.wants("a", "Lost marked Unknown NodeLost | other not Ready 300s | "+left+" | Lease annotated")
+			s.refuse = nil
+			s.run(lookEvery)
+			s.wants("a", "Lost marked Unknown NodeLost | other not Ready 300s | web-a not Ready 300s | Lease annotated")
+		})
+	}
+}
+
 func TestConflictsAreTriedAgain(t *testing.T) {
 	s := newSite(t)
 	refused := map[string]bool{}

@@ -55,14 +55,15 @@ func delegateOf(pool string, nodes, delegated []string) (account *corev1.Service
 	for _, node := range nodes {
 		readers = append(readers, rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "system:node:" + node})
 	}
-	rules := []rbacv1.PolicyRule{
-		rule("patch", coordinationv1.GroupName, "leases", governance.Pulse(pool)),
-		// No such resources are served: a policy of the chart asks by them for which nodes the pool speaks.
-		rule("update", "atoll.dev", "delegations", nodes...),
+	rules := []rbacv1.PolicyRule{rule("patch", coordinationv1.GroupName, "leases", governance.Pulse(pool))}
+	// No such resources are served: a policy of the chart asks by them for which nodes the pool speaks.
+	speaks := func(resource string, nodes []string) {
+		if len(nodes) > 0 { // a rule without names is one for all
+			rules = append(rules, rule("update", "atoll.dev", resource, nodes...))
+		}
 	}
-	if len(delegated) > 0 { // a rule without names is one for all
-		rules = append(rules, rule("update", "atoll.dev", "delegations/pods", delegated...))
-	}
+	speaks("delegations", nodes)
+	speaks("delegations/pods", delegated)
 	account = &corev1.ServiceAccount{ObjectMeta: named(name), AutomountServiceAccountToken: ptr.To(false)}
 	return account, []client.Object{
 		role(name, rules...),

@@ -126,6 +126,18 @@ func TestTheDelegate(t *testing.T) {
 	}
 }
 
+// TestAPoolWithoutNodesSpeaksForNone: a rule without names would be one for all nodes of the cluster.
+func TestAPoolWithoutNodesSpeaksForNone(t *testing.T) {
+	s := newSite(t, of("one", "edge", 0))
+	s.runs("edge", "b", corev1.ConditionTrue)
+	s.rest("one")
+	s.hasNodes()
+	s.rest("one")
+	if got, want := s.subjects("delegate-edge"), "ServiceAccount delegate-edge, [patch] [leases] [pool-edge]"; got != want {
+		t.Errorf("who speaks for the pool: %s, want %s", got, want)
+	}
+}
+
 // TestNothingOfTheDelegateIsLeft of a coordinator that is not deployed any more.
 func TestNothingOfTheDelegateIsLeft(t *testing.T) {
 	s := newSite(t, of("one", "edge", 0))

@@ -100,15 +100,19 @@ func setNodes(status *apps.YurtCoordinatorStatus, s *scope, set func(kind string
 			frozen = append(frozen, node)
 		}
 	}
-	if len(frozen) == 0 {
-		set(apps.ConditionFrozen, metav1.ConditionFalse, apps.ReasonPoolHeard, "no node is kept without anybody who knows whether it is dead")
+	if !s.decision.IsDeployed {
+		set(apps.ConditionFrozen, metav1.ConditionUnknown, s.decision.Reason, s.decision.Message)
 		return
 	}
-	until := "until the pool is heard again"
+	if len(frozen) == 0 {
+		set(apps.ConditionFrozen, metav1.ConditionFalse, apps.ReasonNotFrozen, "no node is kept without anybody who knows whether it is dead")
+		return
+	}
+	until := "until they are heard, or their pool is and they are not"
 	if limit := s.coordinator.Spec.FrozenLimit; limit != nil {
 		until += fmt.Sprintf(", for %s at most (spec.frozenLimit)", limit.Duration)
 	}
-	set(apps.ConditionFrozen, metav1.ConditionTrue, apps.ReasonPoolSilent, fmt.Sprintf("nothing is heard of the pool, and nobody knows which of these nodes are dead: their pods are kept %s: %s", until, strings.Join(frozen, ", ")))
+	set(apps.ConditionFrozen, metav1.ConditionTrue, apps.ReasonPoolSilent, fmt.Sprintf("nothing is heard of these nodes, and nobody knows which of them are dead: their pods are kept %s: %s", until, strings.Join(frozen, ", ")))
 }
 
 // setPlace sets where the coordinator is, and what hubs need to find it.

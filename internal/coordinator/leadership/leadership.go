@@ -71,6 +71,9 @@ func (l *Leadership) Beat(node string, b *governance.Beat, now time.Time) (leads
 	return true
 }
 
+// IsLed reports whether some hub leads.
+func (l *Leadership) IsLed(now time.Time) bool { return l.leader != "" && now.Before(l.held) }
+
 // Leads reports whether a node is the one that may lead.
 func (l *Leadership) Leads(node string, now time.Time) bool { return l.leads(node, now) }
 

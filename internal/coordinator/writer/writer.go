@@ -287,6 +287,7 @@ func (w *Writer) beat(node string, r *http.Request) (answer governance.BeatAnswe
 	if answer.Leads = w.leadership.Beat(node, &beat, w.now()); answer.Leads {
 		answer.Pool, answer.Reports = w.sessions.State(*w.pool.Load(), w.now()), w.sessions.Reports(w.now())
 	}
+	answer.IsLed = w.leadership.IsLed(w.now())
 	w.mu.Unlock()
 	return answer, w.with(r.Context(), func(_ context.Context, s *records.Set) error {
 		answer.IsKnown, answer.IsPoolKnown = s.Beat(node, beat.Digest, w.now()), s.IsPoolKnown(beat.PoolDigest)
@@ -303,7 +304,7 @@ func (w *Writer) leads(node string) bool {
 
 // putStatuses notes the statuses of the pods of a node.
 func (w *Writer) putStatuses(node string, r *http.Request) (answer struct{}, err error) {
-	content, err := body(r, governance.MaxMessage)
+	content, err := body(r, governance.MaxPoolMessage)
 	if err != nil {
 		return answer, malformed{fmt.Errorf("reading the request: %w", err)}
 	}

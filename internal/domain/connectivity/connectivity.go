@@ -123,10 +123,10 @@ func HasMarks(node *corev1.Node) bool {
 // Held reports whether a node that may be NotReady is to be taken as present: its pods keep their seats, nothing fails
 // over, and nothing is evicted from it by us.
 func Held(node *corev1.Node) bool {
-	state := Parse(node.Annotations[Annotation]).State
+	record := Parse(node.Annotations[Annotation])
 	ready := readyOf(node)
-	// Until its kubelet writes again, a node that is back has the Ready that we wrote when it was cut off.
-	return state.isHeld() || state == Direct && ready != nil && ready.Reason == ReasonDelegated
+	// Until its kubelet writes again, a node that is back has the Ready that we or Kubernetes wrote when it was cut off.
+	return record.State.isHeld() || record.State == Direct && !record.Since.IsZero() && ready != nil && ready.Status == corev1.ConditionUnknown
 }
 
 func (s State) isHeld() bool { return s == Delegated || s == Unobserved || s == Frozen }

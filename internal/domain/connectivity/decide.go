@@ -78,7 +78,8 @@ func (p *Pool) next(n *Node, poolSilence time.Duration, now time.Time) (state St
 	switch {
 	case n.delegated.Sub(n.delegatedSince) >= DelegatedAfter && !isSilent:
 		return Delegated, ReasonDelegated
-	case p.isObserved(p.asOf(now)) && p.observed(n, p.asOf(now), now) >= p.Grace:
+	// Until the last pulse: since then nobody has said that it could be heard.
+	case p.isObserved(p.asOf(now)) && p.observed(n, p.pulse, now) >= p.Grace:
 		return Lost, ReasonLost
 	}
 	inState := p.asOf(now).Sub(n.Record.Since)

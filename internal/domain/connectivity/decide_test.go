@@ -96,23 +96,25 @@ func TestDecide(t *testing.T) {
 		"a Delegated node, and no pulse was heard": {facts{state: Delegated, since: 400, heard: 50, started: 20}, Delegated, ""},
 
 		// Silence that the pool observes.
-		"a Direct node is silent":                              {facts{state: Direct, heard: 50, pulse: 3, pulses: long}, Lost, ReasonLost},
-		"a Delegated node is silent":                           {facts{state: Delegated, since: 400, heard: 50, run: 90, pulse: 3, pulses: long}, Lost, ReasonLost},
-		"an Unobserved node is silent, and pulses came back":   {facts{state: Unobserved, since: 100, heard: 150, pulse: 3, pulses: 50}, Lost, ReasonLost},
-		"a Frozen node is silent, and the pool came back":      {facts{state: Frozen, since: 100, heard: 150, pulse: 3, pulses: 50}, Lost, ReasonLost},
-		"a Released node is silent":                            {facts{state: Released, since: 100, heard: 150, pulse: 3, pulses: 50}, Lost, ReasonLost},
+		"a Direct node is silent":                              {facts{state: Direct, heard: 53, pulse: 3, pulses: long}, Lost, ReasonLost},
+		"a Delegated node is silent":                           {facts{state: Delegated, since: 400, heard: 53, run: 90, pulse: 3, pulses: long}, Lost, ReasonLost},
+		"an Unobserved node is silent, and pulses came back":   {facts{state: Unobserved, since: 100, heard: 150, pulse: 3, pulses: 53}, Lost, ReasonLost},
+		"a Frozen node is silent, and the pool came back":      {facts{state: Frozen, since: 100, heard: 150, pulse: 3, pulses: 53}, Lost, ReasonLost},
+		"a Released node is silent":                            {facts{state: Released, since: 100, heard: 150, pulse: 3, pulses: 53}, Lost, ReasonLost},
 		"a Lost node is silent":                                {facts{state: Lost, since: 100, heard: 150, pulse: 3, pulses: 90}, Lost, ""},
+		"a Direct node is silent, 49 s until the last pulse":   {facts{state: Direct, heard: 52, pulse: 3, pulses: long}, Direct, ""},
+		"a Delegated node is silent, as the pulse soon":        {facts{state: Delegated, since: 400, heard: 60, run: 90, pulse: 24, pulses: long}, Delegated, ""}, // the hub that leads died with it
 		"a Direct node is silent for 49 s":                     {facts{state: Direct, heard: 49, pulse: 3, pulses: long}, Direct, ""},
 		"a Direct node is silent, with pulses for 49 s":        {facts{state: Direct, heard: 90, pulse: 3, pulses: 49}, Direct, ""},
 		"a Delegated node is silent, with pulses for 49 s":     {facts{state: Delegated, since: 400, heard: 90, pulse: 3, pulses: 49}, Delegated, ""},
 		"an Unobserved node is silent, with pulses for 49 s":   {facts{state: Unobserved, since: 100, heard: 90, pulse: 3, pulses: 49}, Unobserved, ""},
 		"a Frozen node is silent, with pulses for 49 s":        {facts{state: Frozen, since: 100, heard: 90, pulse: 3, pulses: 49}, Frozen, ""},
-		"a Direct node is silent, the last pulse is 24 s old":  {facts{state: Direct, heard: 50, pulse: 24, pulses: long}, Lost, ReasonLost},
+		"a Direct node is silent, the last pulse is 24 s old":  {facts{state: Direct, heard: 74, pulse: 24, pulses: long}, Lost, ReasonLost},
 		"a Direct node is silent, the last pulse is 25 s old":  {facts{state: Direct, heard: 50, pulse: 25, pulses: long}, Direct, ""},
 		"a Direct node is silent, and never was a pulse":       {facts{state: Direct, heard: 500}, Direct, ""},
 		"silence counts up to the last probe":                  {facts{state: Delegated, since: 400, heard: 59, run: 90, pulse: 3, pulses: long, probe: 10}, Delegated, ""},
 		"silence up to the last probe is long enough":          {facts{state: Delegated, since: 400, heard: 60, run: 90, pulse: 3, pulses: long, probe: 10}, Lost, ReasonLost},
-		"a node that was outside of its pool is silent":        {facts{state: Direct, heard: 50, pulse: 3, pulses: long, outside: true}, Lost, ReasonLost},
+		"a node that was outside of its pool is silent":        {facts{state: Direct, heard: 53, pulse: 3, pulses: long, outside: true}, Lost, ReasonLost},
 		"a Direct node is silent, the API server long away":    {facts{state: Direct, heard: 600, pulse: 600, pulses: long, probe: 598, other: 600}, Direct, ""},
 		"a Delegated node is silent, the API server long away": {facts{state: Delegated, since: 900, heard: 600, pulse: 600, pulses: long, probe: 598, other: 600}, Delegated, ""},
 
@@ -194,7 +196,7 @@ func TestDecide(t *testing.T) {
 }
 
 func TestVerdictSaysThatNobodyCouldHear(t *testing.T) {
-	inside := facts{state: Direct, heard: 50, pulse: 3, pulses: 100}
+	inside := facts{state: Direct, heard: 53, pulse: 3, pulses: 100}
 	outside := inside
 	outside.outside = true
 	said := map[string]bool{}

@@ -79,8 +79,16 @@ func TestHeld(t *testing.T) {
 	if !Held(node) {
 		t.Error("a node that is back is not held until its kubelet has written Ready")
 	}
+	readyOf(node).Reason = "NodeStatusUnknown"
+	if !Held(node) {
+		t.Error("a node that is back from a silent pool is not held until its kubelet has written Ready")
+	}
 	readyOf(node).Status, readyOf(node).Reason = corev1.ConditionFalse, "KubeletNotReady"
 	if Held(node) {
 		t.Error("a node is held whose kubelet says that it is not Ready")
+	}
+	delete(node.Annotations, Annotation)
+	if readyOf(node).Status = corev1.ConditionUnknown; Held(node) {
+		t.Error("a node is held that was never cut off")
 	}
 }

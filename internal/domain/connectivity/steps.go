@@ -120,6 +120,9 @@ func (s *steps) settle() {
 // the taints may come after that, because of a Ready that we wrote before.
 func (s *steps) awaitTaints(since time.Time) {
 	until := since.Add(settleLimit)
+	if s.o.TaintsGone.IsZero() && IsReady(s.o.Node) { // kube-controller-manager is away: it lifts them when it is back
+		until = s.o.Now.Add(settle)
+	}
 	if gone := latest(s.o.TaintsGone, since).Add(settle); !s.o.TaintsGone.IsZero() && IsReady(s.o.Node) && gone.Before(until) {
 		until = gone
 	}

@@ -102,7 +102,7 @@ func (m *model) next(node *modelNode, silentPool bool) State {
 		return Released
 	case n.runs && n.first-n.last >= 15 && n.quiet < 50:
 		return Delegated
-	case m.pulse < 25 && n.quiet >= 50 && m.pulses >= 50:
+	case m.pulse < 25 && n.quiet-m.pulse >= 50 && m.pulses-m.pulse >= 50:
 		return Lost
 	case n.state == Lost:
 		return Lost

@@ -123,10 +123,11 @@ func messageOf(answer []byte) string {
 
 // pulse tells the cloud, while the hub leads, that the pool is there, and how it is.
 func (p *Pool) pulse(ctx context.Context, d *delegate) {
-	ticker := time.NewTicker(governance.PulseEvery)
-	defer ticker.Stop()
-	for {
+	for wait := governance.PulseEvery; ; wait = governance.PulseEvery {
 		err := p.sendPulse(ctx, d)
+		if errors.Is(err, errNothingTaken) {
+			wait = forwardEvery
+		}
 		if ctx.Err() != nil {
 			return
 		}
@@ -143,10 +144,13 @@ func (p *Pool) pulse(ctx context.Context, d *delegate) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-ticker.C:
+		case <-time.After(wait):
 		}
 	}
 }
+
+// errNothingTaken is the error of a pulse that is not sent.
+var errNothingTaken = errors.New("nothing that is forwarded for other nodes is taken")
 
 // sendPulse writes the Lease of the pool. What the coordinator does not know yet stays as it is there.
 func (p *Pool) sendPulse(ctx context.Context, d *delegate) error {
@@ -155,10 +159,13 @@ func (p *Pool) sendPulse(ctx context.Context, d *delegate) error {
 		return nil
 	}
 	p.mu.Lock()
-	state, failing := p.state, p.failing
+	state, mayPulse := p.state, p.mayPulse
 	p.mu.Unlock()
-	if !failing.IsZero() { // whoever hears the pulse believes that what the leader does not forward was not said
-		return errors.New("nothing that is forwarded for other nodes is taken")
+	if !mayPulse { // whoever hears the pulse believes that what the leader does not forward was not said
+		return errNothingTaken
+	}
+	if !p.lead.Leads() { // the round is not over that ends this
+		return nil
 	}
 	lease := map[string]any{"spec": map[string]any{"holderIdentity": p.options.NodeName, "renewTime": metav1.NewMicroTime(p.now())}}
 	if state != nil {

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -25,8 +26,9 @@ const (
 	// forwardEvery is the time between two looks at what is to be forwarded, and atATime for how many nodes at a time that
 	// is done: on a slow link each takes a while.
 	forwardEvery, atATime = time.Second, 8
-	// abdicatesAfter is after how long without any success a hub lets another one lead, and restsFor for how long.
-	abdicatesAfter, restsFor = 10 * time.Second, 30 * time.Second
+	// abdicatesAfter is after how long without any success a hub lets another one lead, and restsFor for how long: there may
+	// be no other one.
+	abdicatesAfter, restsFor = 10 * time.Second, 10 * time.Second
 	// refusedAgain is when statuses that the cloud does not take yet are sent again.
 	refusedAgain = 5 * time.Second
 )
@@ -53,9 +55,13 @@ func (p *Pool) readStatuses(ctx context.Context) error {
 		}
 		read := &governance.Statuses{}
 		code, reason, err := p.send(ctx, http.MethodGet, governance.StatusesPath+"/"+node, nil, read)
-		if err != nil || code != http.StatusOK {
-			failed = errors.Join(err, fmt.Errorf("reading the statuses of node %s: %d %s", node, code, reason))
+		if err != nil {
+			failed = errors.Join(failed, err)
 			break
+		}
+		if code != http.StatusOK {
+			failed = errors.Join(failed, fmt.Errorf("reading the statuses of node %s: %d %s", node, code, reason))
+			continue
 		}
 		statuses[node] = read
 	}
@@ -73,11 +79,11 @@ func (p *Pool) abdicates() bool {
 	return !p.failing.IsZero() && since > abdicatesAfter && since < abdicatesAfter+restsFor
 }
 
-// settle notes since when nothing is taken.
-func (p *Pool) settle(failing time.Time) {
+// settle notes since when nothing is taken; zero if mayPulse, or nobody knows yet.
+func (p *Pool) settle(failing time.Time, mayPulse bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.failing = failing
+	p.failing, p.mayPulse = failing, mayPulse
 }
 
 // forward tells the cloud, while the hub leads, what nodes say that do not reach it: each heartbeat once, and each status
@@ -91,15 +97,21 @@ func (p *Pool) forward(ctx context.Context, d *delegate) {
 		reports, statuses, failing := maps.Clone(p.reports), p.statuses, p.failing
 		p.mu.Unlock()
 		f.pool = p.options.Pool()
-		taken, err := f.all(ctx, reports, statuses)
+		isLeading := p.lead.Leads() // if not, the round is not over that ends this
+		var taken bool
+		var err error
+		if isLeading {
+			taken, err = f.all(ctx, reports, statuses)
+		}
 		if ctx.Err() != nil {
 			return
 		}
 		switch {
+		case !isLeading:
 		case taken || len(reports) == 0:
-			p.settle(time.Time{})
-		case err != nil && failing.IsZero():
-			p.settle(p.now())
+			p.settle(time.Time{}, true)
+		case failing.IsZero():
+			p.settle(p.now(), false)
 		}
 		text := ""
 		if err != nil {
@@ -134,10 +146,14 @@ type forwarded struct {
 	again time.Time
 }
 
-// all forwards what is new of nodes. taken tells whether the cloud has taken all of one node, or there was nothing new; the
-// error is that of one node.
+// all forwards what is new of nodes. taken tells whether the cloud has taken the heartbeat of one node, or there was nothing
+// new; the error is that of one node.
 func (f *forwarder) all(ctx context.Context, reports map[string]governance.Report, statuses map[string]*governance.Statuses) (taken bool, failed error) {
-	maps.DeleteFunc(f.of, func(node string, _ *forwarded) bool { _, reports := reports[node]; return !reports })
+	for node, done := range f.of {
+		if _, reports := reports[node]; !reports { // when it reports again, only what it said last is known
+			f.of[node] = &forwarded{renewed: done.renewed, pods: map[string][sha256.Size]byte{}}
+		}
+	}
 	var mu sync.Mutex
 	var running sync.WaitGroup
 	room := make(chan struct{}, atATime)
@@ -149,12 +165,15 @@ func (f *forwarder) all(ctx context.Context, reports map[string]governance.Repor
 		room <- struct{}{}
 		running.Go(func() {
 			defer func() { <-room }()
-			err := f.one(ctx, node, done, report, of)
+			err := f.heartbeat(ctx, node, done, report.Renewed)
+			isTaken := err == nil
+			if isTaken {
+				err = f.statuses(ctx, done, of)
+			}
 			mu.Lock()
 			defer mu.Unlock()
-			if err == nil {
-				taken = true
-			} else if failed == nil {
+			taken = taken || isTaken
+			if err != nil && failed == nil {
 				failed = fmt.Errorf("node %s: %w", node, err)
 			}
 		})
@@ -163,21 +182,14 @@ func (f *forwarder) all(ctx context.Context, reports map[string]governance.Repor
 	return taken, failed
 }
 
-// one forwards what is new of a node.
-func (f *forwarder) one(ctx context.Context, node string, done *forwarded, report governance.Report, statuses *governance.Statuses) error {
-	if !done.renewed.Equal(&report.Renewed) {
-		if err := f.heartbeat(ctx, node, done, report.Renewed); err != nil {
-			return err
-		}
-		done.renewed = report.Renewed
-	}
+// statuses forwards those of a node's pods that have changed.
+func (f *forwarder) statuses(ctx context.Context, done *forwarded, statuses *governance.Statuses) (failed error) {
 	if statuses == nil || time.Now().Before(done.again) {
 		return nil
 	}
-	var failed error
 	for i := range statuses.Pods {
 		err := f.status(ctx, done, &statuses.Pods[i])
-		if isCode(err, http.StatusForbidden) { // the cloud has not concluded yet that it hears of the node through the pool
+		if isCode(err, http.StatusForbidden) && strings.Contains(err.Error(), governance.NotDelegated) {
 			done.again = time.Now().Add(refusedAgain)
 			return failed
 		}
@@ -192,6 +204,9 @@ func leasesOf(namespace string) string {
 
 // heartbeat writes a heartbeat of a node into its Lease. The time there never goes back, whatever the clock of the node says.
 func (f *forwarder) heartbeat(ctx context.Context, node string, done *forwarded, renewed metav1.MicroTime) error {
+	if done.renewed.Equal(&renewed) {
+		return nil
+	}
 	path := leasesOf(corev1.NamespaceNodeLease) + node
 	if done.lease == nil {
 		answer, err := f.delegate.do(ctx, f.pool, http.MethodGet, path, "", nil)
@@ -227,6 +242,7 @@ func (f *forwarder) heartbeat(ctx context.Context, node string, done *forwarded,
 	if err != nil { // also if the node has renewed it by itself meanwhile
 		return err
 	}
+	done.renewed = renewed
 	return done.read(answer)
 }
 
@@ -272,7 +288,8 @@ func (f *forwarder) status(ctx context.Context, done *forwarded, pod *governance
 		return nil
 	}
 	_, err = f.delegate.do(ctx, f.pool, http.MethodPatch, "/api/v1/namespaces/"+pod.Namespace+"/pods/"+pod.Name+"/status", string(types.StrategicMergePatchType), body)
-	if isCode(err, http.StatusNotFound, http.StatusConflict, http.StatusUnprocessableEntity) {
+	if refused := (*refusedError)(nil); errors.As(err, &refused) && refused.code/100 == 4 && !isCode(err, http.StatusUnauthorized, http.StatusTooManyRequests) &&
+		!strings.Contains(refused.text, governance.NotDelegated) {
 		err = nil // the pod is gone, or another one has its name, or somebody else forbids this status
 	}
 	if err == nil {

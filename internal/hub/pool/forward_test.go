@@ -27,6 +27,9 @@ type leases struct {
 	// refuse is the code for writes with a path that ends like this.
 	refuse map[string]int
 	wrote  []string
+	// because is why, and takes how long the cloud needs for a Lease.
+	because string
+	takes   time.Duration
 }
 
 func (c *leases) send(r *http.Request, asNode bool) (*http.Response, error) {
@@ -34,6 +37,9 @@ func (c *leases) send(r *http.Request, asNode bool) (*http.Response, error) {
 	isLease := strings.HasPrefix(r.URL.Path, "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/")
 	if !isLease && name != "status" {
 		return c.tokens.send(r, asNode)
+	}
+	if isLease {
+		time.Sleep(c.takes)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -43,7 +49,7 @@ func (c *leases) send(r *http.Request, asNode bool) (*http.Response, error) {
 	}
 	for suffix, code := range c.refuse {
 		if code != 0 && strings.HasSuffix(r.URL.Path, suffix) && r.Method != http.MethodGet {
-			return answer(code, map[string]string{"message": "no"})
+			return answer(code, map[string]string{"message": c.because})
 		}
 	}
 	body, _ := io.ReadAll(r.Body)
@@ -204,7 +210,7 @@ func TestStatusesAreForwarded(t *testing.T) {
 		if l.coordinator.reads != reads {
 			t.Error("statuses that are known are read again")
 		}
-		for _, code := range []int{http.StatusNotFound, http.StatusConflict, http.StatusUnprocessableEntity} { // it is gone, or another one, or somebody forbids it: said once
+		for _, code := range []int{http.StatusNotFound, http.StatusConflict, http.StatusUnprocessableEntity, http.StatusBadRequest, http.StatusForbidden} { // it is gone, or another one, or somebody forbids it: said once
 			c.set("/web/status", code)
 			set(code, pod("web", corev1.PodRunning, corev1.ConditionFalse))
 			expect()
@@ -213,6 +219,7 @@ func TestStatusesAreForwarded(t *testing.T) {
 			set(code+1, pod("web", corev1.PodRunning, corev1.ConditionTrue))
 			expect("web")
 		}
+		c.because = "pods is forbidden: " + governance.NotDelegated
 		c.set("/web/status", http.StatusForbidden) // not yet: nobody abdicates, and it is sent again
 		set(900, pod("web", corev1.PodRunning, corev1.ConditionFalse))
 		expect()
@@ -223,9 +230,12 @@ func TestStatusesAreForwarded(t *testing.T) {
 		expect("web")
 		set(901, pod("web", corev1.PodRunning, corev1.ConditionTrue))
 		expect("web")
-		c.set("/web/status", http.StatusServiceUnavailable)
+		c.set("/web/status", http.StatusServiceUnavailable) // nor if it is never taken
 		set(1000, pod("web", corev1.PodRunning, corev1.ConditionFalse))
 		expect()
+		if l.run(60); !l.coordinator.beats[len(l.coordinator.beats)-1].HasCloud || !strings.Contains(c.take(), "PATCH") {
+			t.Error("the hub abdicates, or it does not say how the pool is, because a status is refused")
+		}
 		c.set("/web/status", 0)
 		expect("web")
 	})
@@ -250,7 +260,7 @@ func TestALeaderThatIsRefused(t *testing.T) {
 		if hasCloud() || strings.Contains(c.take(), "PATCH") {
 			t.Error("the hub still leads, or it says how the pool is")
 		}
-		l.run(20)
+		l.run(2)
 		if hasCloud() {
 			t.Error("the hub leads again at once")
 		}
@@ -262,6 +272,47 @@ func TestALeaderThatIsRefused(t *testing.T) {
 		l.run(20)
 		if !hasCloud() {
 			t.Error("one node that is refused ends the lead")
+		}
+	})
+}
+
+// TestAHubThatBeginsToLeadWaitsWithItsPulse until the cloud has taken what it forwards: who hears it believes that a node of
+// which nothing is forwarded is dead.
+func TestAHubThatBeginsToLeadWaitsWithItsPulse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, c := newForwarder(t)
+		c.takes = 20 * time.Millisecond
+		c.set("/b", http.StatusForbidden)
+		l.coordinator.reports["b"] = governance.Report{Renewed: at(10)}
+		l.run(120)
+		if strings.Contains(c.take(), "PATCH") {
+			t.Error("it says how the pool is")
+		}
+		c.set("/b", 0)
+		l.run(30)
+		if got := c.take(); !strings.Contains(got, "PATCH") {
+			t.Errorf("it does not say how the pool is once a heartbeat was taken: %q", got)
+		}
+	})
+}
+
+// TestAHubWhoseLeadIsOverSaysNothing, also while its round goes on.
+func TestAHubWhoseLeadIsOverSaysNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, c := newForwarder(t)
+		l.run(20)
+		c.take()
+		c.taken()
+		l.coordinator.reports["b"] = governance.Report{Renewed: at(10)}
+		l.pool.mu.Lock()
+		l.pool.reports = l.coordinator.reports
+		l.pool.mu.Unlock()
+		time.Sleep(governance.LeadFor) // no beat is answered
+		c.take()
+		c.taken()
+		time.Sleep(30 * time.Second)
+		if got := c.take() + strings.Join(c.taken(), " "); got != "" {
+			t.Errorf("it says %q", got)
 		}
 	})
 }

@@ -36,6 +36,9 @@ const (
 	// firstAgain is when the address is asked again at which the coordinator should be and has not answered yet, while
 	// another one answers.
 	firstAgain = 15 * time.Second
+	// unledFor is how long a hub stays where none leads, before it asks at beyondAtOnce other addresses in each round. Each
+	// coordinator has a leader after 8.5 s, if a hub there has the cloud.
+	unledFor, beyondAtOnce = 15 * time.Second, 4
 	// againAfter is when an object is uploaded again that the coordinator has refused.
 	againAfter = time.Minute
 	// maxReason bounds what is read of the reason for a refusal, in bytes.
@@ -99,6 +102,10 @@ type Pool struct {
 	at, first  string
 	isReached  bool
 	firstAsked time.Time
+	// led is when a hub led where at is, or that was asked first; beyond is the next address to be asked whether one leads
+	// there.
+	led    time.Time
+	beyond int
 	// of is the pool of the last round.
 	of string
 	// session and number are those of the last beat, and beaten when it was sent.
@@ -119,8 +126,10 @@ type Pool struct {
 	// reports are those of nodes that do not reach the cloud, and statuses what is known of theirs; while the hub leads.
 	reports  map[string]governance.Report
 	statuses map[string]*governance.Statuses
-	// failing is since when the cloud takes nothing that is forwarded; zero if it does, or there is nothing.
-	failing time.Time
+	// failing is since when the cloud takes nothing that is forwarded; zero if it does, or there is nothing. mayPulse: it
+	// has, or there was nothing, since the hub leads.
+	failing  time.Time
+	mayPulse bool
 }
 
 // told is what the coordinator is told of a Source.
@@ -174,7 +183,7 @@ func New(o Options) *Pool {
 func (p *Pool) follow(ctx context.Context) {
 	var running sync.WaitGroup
 	d := &delegate{send: p.options.Send}
-	p.settle(time.Time{})
+	p.settle(time.Time{}, false)
 	running.Go(func() { p.options.PoolSource.Follow(ctx) })
 	running.Go(func() { p.pulse(ctx, d) })
 	running.Go(func() { p.forward(ctx, d) })
@@ -344,11 +353,16 @@ func (p *Pool) find(ctx context.Context, addresses []string) (answer governance.
 		p.at, p.firstAsked = "", p.now()
 	}
 	first := max(0, slices.Index(addresses, p.at))
+	before := p.at
 	var last error
 	for i := range addresses {
 		p.at = addresses[(first+i)%len(addresses)]
 		answer, err = p.beat(ctx)
 		if err == nil {
+			if answer.IsLed || p.at != before {
+				p.led = p.now()
+			}
+			answer = p.elsewhere(ctx, addresses, answer)
 			p.isReached = p.isReached || p.at == p.first
 			p.mu.Lock()
 			p.status.Address = p.at
@@ -365,6 +379,31 @@ func (p *Pool) find(ctx context.Context, addresses []string) (answer governance.
 	}
 	p.at = ""
 	return answer, &unreachable{fmt.Errorf("it answers at none of %d addresses; at the first, %w", len(addresses), last)}
+}
+
+// elsewhere looks for a coordinator that has a hub that leads, when where the hub is none has led for a while: nobody speaks
+// for its node there. The cloud has started another one, because it does not hear of the node of this one. It asks at some
+// other addresses in each round.
+func (p *Pool) elsewhere(ctx context.Context, addresses []string, here governance.BeatAnswer) governance.BeatAnswer {
+	if here.IsLed || p.now().Sub(p.led) < unledFor {
+		return here
+	}
+	at := p.at
+	for range min(beyondAtOnce, len(addresses)) {
+		p.beyond = (p.beyond + 1) % len(addresses)
+		if p.at = addresses[p.beyond]; p.at == at {
+			continue
+		}
+		if answer, err := p.beat(ctx); err == nil && answer.IsLed {
+			p.led = p.now()
+			return answer
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	p.at = at
+	return here
 }
 
 // beat sends a beat, and learns whether the hub leads. It does not lead any more once it says that it has no cloud.

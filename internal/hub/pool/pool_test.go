@@ -73,6 +73,8 @@ type coordinator struct {
 	at   string
 	also []string
 	code int
+	// led is an address where another hub leads.
+	led string
 	// failing are the objects that it answers with code.
 	failing func(governance.Ref) bool
 	// broken begins the paths at which connections break.
@@ -102,7 +104,7 @@ func (c *coordinator) RoundTrip(r *http.Request) (*http.Response, error) {
 			return nil, err
 		}
 		c.beats = append(c.beats, beat)
-		return answer(http.StatusOK, governance.BeatAnswer{IsKnown: beat.Digest == c.digest, IsPoolKnown: beat.PoolDigest == c.poolDigest, Leads: c.leads && beat.HasCloud, Pool: c.pool, Reports: c.reports})
+		return answer(http.StatusOK, governance.BeatAnswer{IsKnown: beat.Digest == c.digest, IsPoolKnown: beat.PoolDigest == c.poolDigest, Leads: c.leads && beat.HasCloud, IsLed: c.leads && beat.HasCloud || r.URL.Host == c.led, Pool: c.pool, Reports: c.reports})
 	case governance.InventoryPath, governance.PoolInventoryPath:
 		var inventory governance.Inventory
 		if err := json.Unmarshal(body, &inventory); err != nil {
@@ -368,6 +370,40 @@ func TestTheNextCoordinatorIsNotThereYet(t *testing.T) {
 	expect("last:1")
 	c.also = []string{"next:1"} // it was there: the hub does not go to and fro
 	expect("last:1")
+}
+
+// TestAHubLeavesACoordinatorWithoutALeader: its node is cut off, and the cloud has started another one, by which the
+// others speak for it.
+func TestAHubLeavesACoordinatorWithoutALeader(t *testing.T) {
+	c := &coordinator{stored: map[governance.Ref]governance.Item{}, at: "a:1", led: "a:1"}
+	for i := range 20 {
+		c.also = append(c.also, fmt.Sprintf("n%d:1", i)) // of some nodes somebody else answers
+	}
+	p := newPool(node{}, c)
+	now := time.Now()
+	p.now = func() time.Time { return now }
+	p.options.Addresses = func() []string { return append([]string{"a:1", "dead:1"}, c.also...) }
+	after := func(d time.Duration, want string) {
+		t.Helper()
+		for range d / governance.BeatEvery {
+			now = now.Add(governance.BeatEvery)
+			if _, err := p.turn(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := p.Status().Address; got != want {
+			t.Errorf("it is at %s, want %s", got, want)
+		}
+	}
+	after(time.Minute, "a:1")
+	c.led = ""
+	after(time.Minute, "a:1")
+	c.led = "n17:1"
+	after(6*governance.BeatEvery, "n17:1")
+	after(time.Minute, "n17:1")
+	c.led = "n3:1"
+	after(unledFor-governance.BeatEvery, "n17:1")
+	after(8*governance.BeatEvery, "n3:1")
 }
 
 func TestTooManyObjects(t *testing.T) {
