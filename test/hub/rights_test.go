@@ -212,6 +212,9 @@ func (t *tried) isChange() bool {
 	return true
 }
 
+// deleteNothing is the body of a deletion in a dry run: with a body the API server does not look at the query.
+var deleteNothing = map[string]any{"apiVersion": "v1", "kind": "DeleteOptions", "dryRun": []string{"All"}}
+
 // tries sends a request for each verb of each resource. Nothing is stored, whatever is allowed.
 func (r *poolRig) tries(as *asker, all []*served, examples map[string]*unstructured.Unstructured) (got []tried) {
 	r.Helper()
@@ -242,7 +245,7 @@ func (r *poolRig) tries(as *asker, all []*served, examples map[string]*unstructu
 			case "watch":
 				path = s.path(within, "") + "?watch=1"
 			case "deletecollection":
-				path = s.path(within, "") + "?dryRun=All"
+				path, sent = s.path(within, ""), deleteNothing
 			case "create":
 				if sub == "" {
 					path = s.path(within, "")
@@ -264,7 +267,7 @@ func (r *poolRig) tries(as *asker, all []*served, examples map[string]*unstructu
 					unstructured.RemoveNestedField(body, "metadata", "resourceVersion")
 				}
 			case "delete":
-				path, sent = path+"?dryRun=All", map[string]any{}
+				sent = deleteNothing
 			}
 			if methods[verb] == "GET" {
 				sent = nil
@@ -278,7 +281,7 @@ func (r *poolRig) tries(as *asker, all []*served, examples map[string]*unstructu
 
 // peopleRead are the resources that people read, as docs/pools.md says, and peopleUse those by which they act.
 var (
-	peopleRead = []string{"nodes", "pods", "pods/status", "serviceaccounts", "configmaps", "events", "namespaces", "services", "coordination.k8s.io/leases", "discovery.k8s.io/endpointslices", "metrics.k8s.io/nodes", "metrics.k8s.io/pods"}
+	peopleRead = []string{"nodes", "pods", "pods/status", "serviceaccounts", "configmaps", "events", "namespaces", "services", "coordination.k8s.io/leases", "discovery.k8s.io/endpointslices", "apps.openyurt.io/nodepools", "metrics.k8s.io/nodes", "metrics.k8s.io/pods"}
 	peopleUse  = []string{"get pods/log", "get pods/exec", "create pods/exec", "get pods/attach", "create pods/attach", "get pods/portforward", "create pods/portforward"}
 	// peopleWrite are further resources by which people change something, and are told where to do that.
 	peopleWrite = []string{"pods/ephemeralcontainers"}
