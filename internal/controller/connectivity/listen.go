@@ -137,12 +137,17 @@ func stateIn(pulse *coordinationv1.Lease) *governance.PoolState {
 func (r *Reconciler) probe(ctx context.Context) error {
 	ticker := time.NewTicker(probeEvery)
 	defer ticker.Stop()
-	for {
+	for logged := ""; ; {
 		within, cancel := context.WithTimeout(ctx, probeEvery)
+		text := ""
 		if err := r.writeProbe(within); err != nil && ctx.Err() == nil {
-			ctrl.LoggerFrom(ctx).V(1).Info("The probe cannot be written", "lease", probeName, "reason", err.Error())
+			text = err.Error()
 		}
 		cancel()
+		if text != logged {
+			ctrl.LoggerFrom(ctx).Info("Whether the Lease can be written without which no node counts as silent has changed", "lease", probeName, "isWritten", text == "", "reason", text)
+			logged = text
+		}
 		select {
 		case <-ctx.Done():
 			return nil
