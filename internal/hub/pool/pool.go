@@ -279,15 +279,9 @@ func (u *unreachable) Unwrap() error { return u.error }
 func (p *Pool) round(ctx context.Context, addresses []string) error {
 	ctx, cancel := context.WithTimeout(ctx, roundWithin)
 	defer cancel()
-	items, err := p.options.Source.Items()
-	if err != nil {
-		return fmt.Errorf("reading what is kept of the node: %w", err)
-	}
-	if len(items) > governance.MaxItems {
-		return fmt.Errorf("the node has %d objects, and a coordinator takes %d of a node", len(items), governance.MaxItems)
-	}
-	p.node.inventory = &governance.Inventory{Items: items}
+	items, ofNode := p.itemsOfNode()
 	ofPool, problem := p.itemsOfPool()
+	problem = errors.Join(ofNode, problem)
 	items = append(slices.Clip(items), ofPool...)
 	p.mu.Lock()
 	p.status.Objects = len(items)
@@ -303,8 +297,10 @@ func (p *Pool) round(ctx context.Context, addresses []string) error {
 	maps.DeleteFunc(p.refused, func(item governance.Item, at time.Time) bool {
 		return has[item.Ref] != item || p.now().Sub(at) > againAfter
 	})
-	if err := p.tell(ctx, &p.node, answer.IsKnown, has); err != nil {
-		return err
+	if ofNode == nil {
+		if err := p.tell(ctx, &p.node, answer.IsKnown, has); err != nil {
+			return err
+		}
 	}
 	if answer.NeedsStatuses && p.unsent != nil {
 		if err := p.post(ctx, governance.StatusesPath, p.unsent, nil); err != nil {
@@ -318,6 +314,20 @@ func (p *Pool) round(ctx context.Context, addresses []string) error {
 		}
 	}
 	return problem
+}
+
+// itemsOfNode sets the inventory of the node. Without one, the hub beats all the same: the node lives.
+func (p *Pool) itemsOfNode() ([]governance.Item, error) {
+	p.node.inventory = nil
+	items, err := p.options.Source.Items()
+	if err != nil {
+		return nil, fmt.Errorf("reading what is kept of the node: %w", err)
+	}
+	if len(items) > governance.MaxItems {
+		return nil, fmt.Errorf("the node has %d objects, and a coordinator takes %d of a node", len(items), governance.MaxItems)
+	}
+	p.node.inventory = &governance.Inventory{Items: items}
+	return items, nil
 }
 
 // itemsOfPool sets the inventory of the pool while the hub leads. Beyond its bound the last objects are left out,

@@ -411,7 +411,12 @@ func TestTooManyObjects(t *testing.T) {
 	for i := range governance.MaxItems + 1 {
 		n.put(pod(fmt.Sprint(i), "1"))
 	}
-	if _, err := newPool(n, &coordinator{at: "a:1"}).turn(t.Context()); err == nil || !strings.Contains(err.Error(), "1025 objects") {
+	c := &coordinator{at: "a:1", stored: map[governance.Ref]governance.Item{}}
+	p := newPool(n, c)
+	if _, err := p.turn(t.Context()); err == nil || !strings.Contains(err.Error(), "1025 objects") {
 		t.Errorf("the error is %v", err)
+	}
+	if len(c.beats) != 1 || len(c.stored)+len(c.puts) > 0 {
+		t.Errorf("beats are %v, and stored is %v: the node lives, whatever it has", c.beats, c.stored)
 	}
 }
