@@ -98,7 +98,9 @@ func (s *Sessions) State(pool sets.Set[string], now time.Time) *governance.PoolS
 	for node := range pool {
 		last, known := s.heard[node]
 		if !known {
-			last = heard{at: now}
+			if last.at = now; now.Sub(s.began) < governance.OutsideAfter {
+				last.at = s.began // when the state is known, so is whether it is outside
+			}
 			s.heard[node] = last
 		}
 		if now.Sub(last.at) >= governance.OutsideAfter {

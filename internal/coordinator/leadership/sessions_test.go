@@ -31,7 +31,7 @@ func TestSessions(t *testing.T) {
 	s.Beat("a", &governance.Beat{}, at(10))
 	s.Beat("b", &governance.Beat{IsRefused: true}, at(10))
 	expect(19, "nothing")
-	expect(20, "[] [b]") // c is looked for since 1 s
+	expect(20, "[c] [b]") // nobody is taken for there that was not heard
 	expect(21, "[c] [b]")
 	s.Beat("b", &governance.Beat{}, at(22))
 	expect(29, "[c] []")
