@@ -36,9 +36,9 @@ const (
 	// firstAgain is when the address is asked again at which the coordinator should be and has not answered yet, while
 	// another one answers.
 	firstAgain = 15 * time.Second
-	// unledFor is how long a hub stays where none leads, before it asks at beyondAtOnce other addresses in each round. Each
-	// coordinator has a leader after 8.5 s, if a hub there has the cloud.
-	unledFor, beyondAtOnce = 15 * time.Second, 4
+	// unledFor is how long a hub stays where none leads before it asks at the other addresses, and before it does so again.
+	// Each coordinator has a leader after 8.5 s, if a hub there has the cloud. beyondWithin is how long it asks in a round.
+	unledFor, beyondWithin = 15 * time.Second, 3 * time.Second
 	// againAfter is when an object is uploaded again that the coordinator has refused.
 	againAfter = time.Minute
 	// maxReason bounds what is read of the reason for a refusal, in bytes.
@@ -392,27 +392,28 @@ func (p *Pool) find(ctx context.Context, addresses []string) (answer governance.
 }
 
 // elsewhere looks for a coordinator that has a hub that leads, when where the hub is none has led for a while: nobody speaks
-// for its node there. The cloud has started another one, because it does not hear of the node of this one. It asks at some
-// other addresses in each round.
+// for its node there. The cloud has started another one, because it does not hear of the node of this one. In each
+// round it asks at other addresses for a while, and goes on from there in the next one.
 func (p *Pool) elsewhere(ctx context.Context, addresses []string, here governance.BeatAnswer) governance.BeatAnswer {
 	if here.IsLed || p.now().Sub(p.led) < unledFor {
 		return here
 	}
-	at := p.at
-	for range min(beyondAtOnce, len(addresses)) {
-		p.beyond = (p.beyond + 1) % len(addresses)
+	at, began := p.at, p.now()
+	for ; p.beyond < len(addresses) && p.now().Sub(began) < beyondWithin; p.beyond++ {
 		if p.at = addresses[p.beyond]; p.at == at {
 			continue
 		}
 		if answer, err := p.beat(ctx); err == nil && answer.IsLed {
-			p.led = p.now()
+			p.led, p.beyond = p.now(), 0
 			return answer
 		}
 		if ctx.Err() != nil {
 			break
 		}
 	}
-	p.at = at
+	if p.at = at; p.beyond >= len(addresses) {
+		p.led, p.beyond = p.now(), 0
+	}
 	return here
 }
 

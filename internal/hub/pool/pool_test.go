@@ -381,7 +381,13 @@ func TestAHubLeavesACoordinatorWithoutALeader(t *testing.T) {
 	}
 	p := newPool(node{}, c)
 	now := time.Now()
-	p.now = func() time.Time { return now }
+	slow, asked := time.Duration(0), 0
+	p.now = func() time.Time { // each beat takes so long
+		if n := len(c.beats); n > asked {
+			now, asked = now.Add(slow*time.Duration(n-asked)), n
+		}
+		return now
+	}
 	p.options.Addresses = func() []string { return append([]string{"a:1", "dead:1"}, c.also...) }
 	after := func(d time.Duration, want string) {
 		t.Helper()
@@ -399,11 +405,18 @@ func TestAHubLeavesACoordinatorWithoutALeader(t *testing.T) {
 	c.led = ""
 	after(time.Minute, "a:1")
 	c.led = "n17:1"
-	after(6*governance.BeatEvery, "n17:1")
+	after(unledFor+2*governance.BeatEvery, "n17:1")
 	after(time.Minute, "n17:1")
 	c.led = "n3:1"
 	after(unledFor-governance.BeatEvery, "n17:1")
-	after(8*governance.BeatEvery, "n3:1")
+	slow = 2 * time.Second // each address takes its time: the beats go on meanwhile
+	before := len(c.beats)
+	after(2*governance.BeatEvery, "n17:1")
+	if asked := len(c.beats) - before; asked < 4 || asked > 8 {
+		t.Errorf("in two rounds it has asked %d times", asked)
+	}
+	slow = 0
+	after(2*governance.BeatEvery, "n3:1")
 }
 
 func TestTooManyObjects(t *testing.T) {
