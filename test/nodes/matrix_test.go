@@ -53,7 +53,7 @@ const (
 // Delegated.
 var failures = []failure{
 	{"the link of a follower is cut", func(m *matrixRig) { m.cutOff(1) }, "Direct Delegated Direct Direct", 2 * time.Minute},
-	{"the link of the coordinator's node is cut, whose hub leads", func(m *matrixRig) { m.cutOff(0) }, "Delegated Direct Direct Direct", time.Minute},
+	{"the link of the coordinator's node is cut, whose hub leads", func(m *matrixRig) { m.cutOff(0) }, "Delegated Direct Direct Direct", 4 * time.Minute},
 	{"the links of all are cut", func(m *matrixRig) { m.cutOff(0, 1, 2, 3) }, "Frozen Frozen Frozen Frozen", 2 * time.Minute},
 	{"a follower does not reach its pool", func(m *matrixRig) { m.leg(devcluster.Pool, devcluster.LegState{Cut: true}, 1) }, "Direct Direct Direct Direct", 90 * time.Second},
 	{"a follower reaches neither", func(m *matrixRig) {

@@ -102,7 +102,7 @@ func (h *hubUploadsBench) govern(ctx context.Context, nodes ...string) error {
 		{"wait", "--for=condition=Established", "crd/yurtcoordinators.apps.openyurt.io"},
 		{"create", "-f", file},
 		{"patch", "yurtcoordinator", "edge", "--subresource=status", "--type=merge", "--patch=" + string(status)},
-		append([]string{"label", "node", "apps.openyurt.io/nodepool=edge"}, nodes...),
+		append(append([]string{"label", "node"}, nodes...), "apps.openyurt.io/nodepool=edge"),
 	} {
 		if err != nil {
 			return fmt.Errorf("giving the pool its coordinator: %w", err)
