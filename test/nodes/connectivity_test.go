@@ -43,28 +43,12 @@ func TestConnectivityOnRealNodes(t *testing.T) {
 	}
 	r.isReady("")
 	r.says(nil, apps.ReasonKubeletsAccept, "") // all hubs have found it
-	for _, part := range []struct {
-		name string
-		run  func(*poolRig)
-	}{
-		{"a node that is cut off keeps its pods and its endpoints", (*poolRig).testDelegated},
-		{"a node that dies loses its pods", (*poolRig).testLost},
-		{"a pool that is silent as a whole is frozen", (*poolRig).testFrozen},
-		{"without a coordinator nothing of it is left", (*poolRig).testReleased},
-	} {
-		if !r.Run(part.name, func(t *testing.T) {
-			off, inner := *r.offRig, *r.rig
-			off.rig, inner.T = &inner, t
-			one := *r
-			one.offRig = &off
-			part.run(&one)
-			r.kubeconfig, r.on = one.kubeconfig, one.on
-		}) {
-			r.Log(r.poolState())
-			r.Log(r.kubectl("get", "nodes", "-o", "yaml"), r.kubectl("get", "leases", "-A", "-o", "yaml"), r.kubectl("get", "events", "-A"))
-			t.FailNow()
-		}
-	}
+	r.parts(
+		poolPart{"a node that is cut off keeps its pods and its endpoints", (*poolRig).testDelegated},
+		poolPart{"a node that dies loses its pods", (*poolRig).testLost},
+		poolPart{"a pool that is silent as a whole is frozen", (*poolRig).testFrozen},
+		poolPart{"without a coordinator nothing of it is left", (*poolRig).testReleased},
+	)
 }
 
 // web creates the pod of a node, which is evicted soon.

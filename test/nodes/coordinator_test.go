@@ -42,36 +42,48 @@ func TestTheCoordinatorOnRealNodes(t *testing.T) {
 		devcluster.ControllerManager: {"--node-monitor-grace-period=8s", "--node-monitor-period=1s"},
 	}), starts: 1}}
 	r.addPool(poolNodes, map[string]any{"nodeLeaseDurationSeconds": 8}) // renewed every 2 s
-	for _, part := range []struct {
-		name string
-		run  func(*poolRig)
-	}{
-		{"a pool gets its coordinator", (*poolRig).testDeployed},
-		{"people look and act in the pool, cut off", (*poolRig).testPeople},
-		{"the hubs' pool ports are for the coordinator only", (*poolRig).testPoolPorts},
-		{"the cloud knows how the pool is", (*poolRig).testPulse},
-		{"in the cloud, the manager and nodes have their rights and no others", (*poolRig).testRights},
-		{"two nodes of the pool do not reach each other, and one hub leads", (*poolRig).testPoolLeg},
-		{"its certificate is another one, and who watches notices nothing", (*poolRig).testNewCertificate},
-		{"the next CA signs, and a kubeconfig from before goes on", (*poolRig).testNextCA},
-		{"its node is drained", (*poolRig).testDrained},
-		{"its node is cut off from the cloud, and others are not", (*poolRig).testCutNode},
-		{"a node moves to another pool, and back", (*poolRig).testOtherPool},
-		{"its node dies", (*poolRig).testDeadNode},
-		{"nothing is left of it", (*poolRig).testDeleted},
-	} {
+	r.parts(
+		poolPart{"a pool gets its coordinator", (*poolRig).testDeployed},
+		poolPart{"people look and act in the pool, cut off", (*poolRig).testPeople},
+		poolPart{"the hubs' pool ports are for the coordinator only", (*poolRig).testPoolPorts},
+		poolPart{"the cloud knows how the pool is", (*poolRig).testPulse},
+		poolPart{"in the cloud, the manager and nodes have their rights and no others", (*poolRig).testRights},
+		poolPart{"two nodes of the pool do not reach each other, and one hub leads", (*poolRig).testPoolLeg},
+		poolPart{"its certificate is another one, and who watches notices nothing", (*poolRig).testNewCertificate},
+		poolPart{"the next CA signs, and a kubeconfig from before goes on", (*poolRig).testNextCA},
+		poolPart{"its node is drained", (*poolRig).testDrained},
+		poolPart{"its node is cut off from the cloud, and others are not", (*poolRig).testCutNode},
+		poolPart{"a node moves to another pool, and back", (*poolRig).testOtherPool},
+		poolPart{"its node dies", (*poolRig).testDeadNode},
+		poolPart{"nothing is left of it", (*poolRig).testDeleted},
+	)
+}
+
+// poolPart is a part of a test of a pool.
+type poolPart struct {
+	name string
+	run  func(*poolRig)
+}
+
+// parts runs the parts of a test, on the same cluster, until one fails.
+func (r *poolRig) parts(all ...poolPart) {
+	for _, part := range all {
 		if !r.Run(part.name, func(t *testing.T) {
-			off, inner := *r.offRig, *r.rig
-			off.rig, inner.T = &inner, t
-			one := *r
-			one.offRig = &off
-			part.run(&one)
+			one := r.in(t)
+			part.run(one)
 			r.kubeconfig, r.on = one.kubeconfig, one.on
 		}) {
 			r.Log(r.poolState())
-			t.FailNow()
+			r.FailNow()
 		}
 	}
+}
+
+// in returns the rig for a subtest.
+func (r *poolRig) in(t *testing.T) *poolRig {
+	one, off, inner := *r, *r.offRig, *r.rig
+	one.offRig, off.rig, inner.T = &off, &inner, t
+	return &one
 }
 
 // addPool adds a node of the cloud and these nodes of the pool, with hubs, and installs Atoll with coordinators. kubelet is what
@@ -104,7 +116,7 @@ func (r *poolRig) addPool(nodes []string, kubelet map[string]any) {
 func (r *poolRig) poolState() string {
 	var all strings.Builder
 	for _, args := range [][]string{
-		{"get", "yurtcoordinators,nodepools,uniteddeployments", "-A", "-o", "yaml"}, {"get", "pods,secrets,services", "-n", "atoll-pools", "-o", "wide"}, {"describe", "pods", "-n", "atoll-pools"},
+		{"get", "yurtcoordinators,nodepools,uniteddeployments,nodes,leases", "-A", "-o", "yaml"}, {"get", "events", "-A"}, {"get", "pods,secrets,services", "-n", "atoll-pools", "-o", "wide"}, {"describe", "pods", "-n", "atoll-pools"},
 		{"logs", "-n", "atoll-pools", "-l", "app.kubernetes.io/name=atoll-coordinator", "--all-containers", "--prefix", "--tail=40"},
 	} {
 		out, err := r.tryKubectl(args...)

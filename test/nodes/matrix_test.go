@@ -195,10 +195,7 @@ func TestFailureMatrix(t *testing.T) {
 	table := "| failure | concluded | pods | endpoints | oldest Lease | people | clean again |\n|---|---|---|---|---|---|---|\n"
 	for _, f := range failures {
 		t.Run(f.about, func(t *testing.T) {
-			off, inner := *r.offRig, *r.rig
-			off.rig, inner.T = &inner, t
-			m := &matrixRig{poolRig: &poolRig{offRig: &off}}
-			row := m.run(&f)
+			row := (&matrixRig{poolRig: r.in(t)}).run(&f)
 			table += row
 			t.Log("\n" + row)
 			if err := os.WriteFile(file, []byte(table), 0o644); err != nil { //nolint:gosec // it is for docs
@@ -221,7 +218,6 @@ func (m *matrixRig) run(f *failure) string {
 	m.T.Cleanup(func() {
 		if m.Failed() {
 			m.Log(m.poolState())
-			m.Log(m.kubectl("get", "events", "-A"))
 		}
 	})
 	o := m.observe()

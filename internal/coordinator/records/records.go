@@ -38,8 +38,8 @@ type Limits struct {
 	NodeBytes, PoolBytes, Bytes int64
 }
 
-// An API server and etcd keep the versions of the last minutes. What a node uploads beyond what may be stored, as what belongs
-// to the pool, is bounded by ahead, and after that by aSecond.
+// An API server and etcd keep the versions of the last minutes. So later versions are bounded, those of a node and those of what
+// belongs to the pool: beyond the bytes that may be stored, ahead are the bytes at once, and aSecond those in each second.
 const ahead, aSecond = 16 << 20, 256 << 10
 
 // Reason is why an upload is not taken.
