@@ -58,6 +58,13 @@ func (c *tokens) send(r *http.Request, asNode bool) (*http.Response, error) {
 	return answer(http.StatusOK, struct{}{})
 }
 
+// set changes how the cloud answers.
+func (c *tokens) set(token, accepted string, code int, hangs bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.token, c.accepted, c.code, c.hangs = token, accepted, code, hangs
+}
+
 // take returns what was asked since the last call.
 func (c *tokens) take() string {
 	c.mu.Lock()
@@ -87,7 +94,7 @@ func TestPulses(t *testing.T) {
 			t.Errorf("a hub that does not lead asks %s", got)
 		}
 		l.coordinator.leads = true
-		got := run(2)
+		got := run(4) // it looks whether anything is taken in each second
 		if !strings.HasPrefix(got, "GET delegate-edge\nPATCH pool-edge {\"spec\":{\"holderIdentity\":\"a\",\"renewTime\":\"") || strings.Count(got, "\n") != 1 {
 			t.Errorf("a hub that begins to lead asks %s", got)
 		}
@@ -95,28 +102,27 @@ func TestPulses(t *testing.T) {
 		if got := run(20); strings.Count(got, "PATCH") != 2 || strings.Contains(got, "GET") || !strings.Contains(got, `"atoll.dev/pool-state":"{\"outside\":[\"b\"],\"refused\":[\"a\"]}"`) {
 			t.Errorf("in 20 s it asks %s", got)
 		}
-		c.token, c.accepted = "second", "second"
+		c.set("second", "second", 0, false)
 		if got := run(10); strings.Count(got, "PATCH") != 2 || strings.Count(got, "GET") != 1 || l.pool.Status().Pulse != "" {
 			t.Errorf("with another token it asks %s, and says %q", got, l.pool.Status().Pulse)
 		}
-		c.accepted = "third"
+		c.set("second", "third", 0, false)
 		if got := run(10); strings.Count(got, "PATCH") != 2 || strings.Count(got, "GET") != 1 || !strings.Contains(l.pool.Status().Pulse, "the cloud answers 401: Unauthorized") {
 			t.Errorf("with a token that is not taken it asks %s, and says %q", got, l.pool.Status().Pulse)
 		}
-		c.token, c.code = "third", http.StatusForbidden
+		c.set("third", "third", http.StatusForbidden, false)
 		if run(10); !strings.Contains(l.pool.Status().Pulse, "as delegate-edge: the cloud answers 403: no") {
 			t.Errorf("a pulse that is refused is told as %q", l.pool.Status().Pulse)
 		}
-		c.code, c.token = 0, ""
-		c.accepted = "fourth"
+		c.set("", "fourth", 0, false)
 		if run(10); !strings.Contains(l.pool.Status().Pulse, "there is none in the Secret yet") {
 			t.Errorf("a token that is missing is told as %q", l.pool.Status().Pulse)
 		}
-		c.token, c.hangs = "fourth", true
+		c.set("fourth", "fourth", 0, true)
 		if run(20); !strings.Contains(l.pool.Status().Pulse, "deadline exceeded") || !l.pool.lead.Leads() {
 			t.Errorf("a cloud that hangs is told as %q; the hub leads: %t", l.pool.Status().Pulse, l.pool.lead.Leads())
 		}
-		c.hangs = false
+		c.set("fourth", "fourth", 0, false)
 		if run(20); l.pool.Status().Pulse != "" {
 			t.Errorf("later it says %q", l.pool.Status().Pulse)
 		}
