@@ -5,7 +5,7 @@
 // A hub beats, with the digest of its inventory. If the coordinator does not know this digest, the hub
 // sends the inventory: all objects that the coordinator should have of its node. The coordinator removes
 // the others of the node, and answers which objects it does not have in that version. The hub then uploads
-// those, one by one. A hub sends its inventory once a minute in any case. So both sides are in step again
+// those, some at a time. A hub sends its inventory once a minute in any case. So both sides are in step again
 // after any restart, and nothing has to be remembered.
 //
 // One of the hubs leads, if any has the cloud: the answer to its beat says so. It has a second inventory, of
@@ -13,11 +13,13 @@
 package governance
 
 import (
+	"bytes"
 	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"mime/multipart"
 	"slices"
 	"strconv"
 	"strings"
@@ -96,8 +98,10 @@ const (
 	PoolInventoryPath = "/v1/pool-inventory"
 	// StatusesPath is where Statuses are sent to, by POST, and StatusesPath/<node> where the hub that leads reads them.
 	StatusesPath = "/v1/statuses"
-	// ObjectsPath begins the paths to which objects are sent, by PUT.
-	ObjectsPath = "/v1/objects/"
+	// UploadPath is where objects are sent to, by POST: see EncodeUploads.
+	UploadPath = "/v1/objects"
+	// EnoughAtOnce is the size of the objects of one upload, in bytes, at which no further one is added.
+	EnoughAtOnce = 64 << 10
 )
 
 // CASecret returns the name of the Secret with the CA of a pool: ca.crt, whose first certificate is the one that
@@ -199,9 +203,6 @@ func (r Ref) Validate() error {
 // Key returns where an API server keeps the object in etcd.
 func (r Ref) Key() string { return "/registry/" + kinds[r.Resource].prefix + r.suffix() }
 
-// Path returns where the object is uploaded to.
-func (r Ref) Path() string { return ObjectsPath + r.Resource + r.suffix() }
-
 func (r Ref) suffix() string {
 	if r.Namespace == "" {
 		return "/" + r.Name
@@ -211,6 +212,17 @@ func (r Ref) suffix() string {
 
 // String returns the name as people read it.
 func (r Ref) String() string { return r.Resource + r.suffix() }
+
+// ParseRef reads what String returns. Of another text, the result is not valid.
+func ParseRef(text string) Ref {
+	switch parts := strings.Split(text, "/"); len(parts) {
+	case 2:
+		return Ref{Resource: parts[0], Name: parts[1]}
+	case 3:
+		return Ref{Resource: parts[0], Namespace: parts[1], Name: parts[2]}
+	}
+	return Ref{Resource: text}
+}
 
 // Item is an object in an inventory.
 type Item struct {
@@ -320,6 +332,45 @@ type Inventory struct {
 type InventoryAnswer struct {
 	// Missing are the objects of the inventory that the coordinator does not have in that or a later version.
 	Missing []Ref `json:"missing"`
+}
+
+// Upload is an object that a hub uploads.
+type Upload struct {
+	Ref
+
+	// Body is the object as the cloud has answered it, in JSON or protobuf, of up to MaxObject.
+	Body []byte
+}
+
+// EncodeUploads returns the body of a request with objects, and its content type: a form, with one field for each object, of
+// the object's name.
+func EncodeUploads(uploads []Upload) (contentType string, body []byte, err error) {
+	var b bytes.Buffer
+	form := multipart.NewWriter(&b)
+	for _, u := range uploads {
+		field, err := form.CreateFormField(u.String())
+		if err == nil {
+			_, err = field.Write(u.Body)
+		}
+		if err != nil {
+			return "", nil, err
+		}
+	}
+	err = form.Close()
+	return form.FormDataContentType(), b.Bytes(), err
+}
+
+// UploadAnswer is the answer to an upload. It has a result for each of the first objects. The others were not read, because
+// these took BeatEvery, and have to be sent again.
+type UploadAnswer struct {
+	Results []UploadResult `json:"results"`
+}
+
+// UploadResult is what came of one object.
+type UploadResult struct {
+	// Code is 200 if the object is stored. Else it is the code, of HTTP, of a refusal, and Reason says why.
+	Code   int    `json:"code"`
+	Reason string `json:"reason,omitempty"`
 }
 
 // Digest returns a digest of an inventory, whatever its order.

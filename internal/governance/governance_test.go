@@ -104,3 +104,16 @@ func TestDigest(t *testing.T) {
 		}
 	}
 }
+
+func TestParseRef(t *testing.T) {
+	for _, ref := range []Ref{{Resource: "nodes", Name: "edge"}, {Resource: "pods", Namespace: "default", Name: "web"}} {
+		if got := ParseRef(ref.String()); got != ref {
+			t.Errorf("%s is read as %+v", ref, got)
+		}
+	}
+	for _, text := range []string{"", "nodes", "nodes/", "pods/default/../../minions/edge", "pods//web", "/pods/default/web"} {
+		if got := ParseRef(text); got.Validate() == nil {
+			t.Errorf("%q is read as %+v", text, got)
+		}
+	}
+}

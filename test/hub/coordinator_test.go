@@ -539,7 +539,34 @@ func (r *poolRig) testReadOnly() {
 	r.podsAreTheSame()
 }
 
-// uploader returns what uploads as a user of the cluster, or without a certificate.
+// put uploads an object under a name, and returns the code and the reason of its result.
+func (r *poolRig) put(send func(method, path string, body any) (int, string), name string, object any) (code int, reason string) {
+	r.Helper()
+	body, is := object.([]byte)
+	if !is {
+		var err error
+		if body, err = json.Marshal(object); err != nil {
+			r.Fatal(err)
+		}
+	}
+	contentType, form, err := governance.EncodeUploads([]governance.Upload{{Ref: governance.ParseRef(name), Body: body}})
+	if err != nil {
+		r.Fatal(err)
+	}
+	code, answer := send("POST", governance.UploadPath, uploadForm{contentType, form})
+	var results governance.UploadAnswer
+	if code != http.StatusOK || json.Unmarshal([]byte(answer), &results) != nil || len(results.Results) != 1 {
+		return code, answer
+	}
+	return results.Results[0].Code, results.Results[0].Reason
+}
+
+type uploadForm struct {
+	contentType string
+	body        []byte
+}
+
+// uploader returns what asks the writer as a user of the cluster, or without a certificate.
 func (r *poolRig) uploader(user string, groups ...string) func(method, path string, body any) (int, string) {
 	r.Helper()
 	roots := x509.NewCertPool()
@@ -565,8 +592,11 @@ func (r *poolRig) uploader(user string, groups ...string) func(method, path stri
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: true}, Timeout: time.Minute}
 	r.Cleanup(client.CloseIdleConnections)
 	return func(method, path string, body any) (int, string) {
+		contentType := "application/json"
 		text, is := body.([]byte)
-		if !is {
+		if form, isForm := body.(uploadForm); isForm {
+			contentType, text = form.contentType, form.body
+		} else if !is {
 			var err error
 			if text, err = json.Marshal(body); err != nil {
 				r.Fatal(err)
@@ -576,6 +606,7 @@ func (r *poolRig) uploader(user string, groups ...string) func(method, path stri
 		if err != nil {
 			r.Fatal(err)
 		}
+		request.Header.Set("Content-Type", contentType)
 		response, err := client.Do(request)
 		if err != nil {
 			return 0, err.Error()
@@ -599,41 +630,45 @@ func (r *poolRig) testForeignUploads() {
 		return pod
 	}
 	node := &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "1", ResourceVersion: "999999999"}}
-	pod, edge, other := governance.ObjectsPath+"pods/default/pod-0", r.uploader("system:node:"+nodeName, "system:nodes"), r.uploader("system:node:other", "system:nodes")
+	pod, edge, other := "pods/default/pod-0", r.uploader("system:node:"+nodeName, "system:nodes"), r.uploader("system:node:other", "system:nodes")
 	for name, tc := range map[string]struct {
 		send   func(method, path string, body any) (int, string)
-		method string
+		method string // "": an upload, under the name path
 		path   string
 		body   any
 		want   int // 0: no connection
 		says   string
 	}{
-		"without a certificate":           {r.uploader(""), "PUT", pod, own, 0, ""},
-		"a person":                        {r.uploader("alice", "system:masters"), "PUT", pod, own, 403, "not the certificate of a node"},
-		"a node's name without its group": {r.uploader("system:node:" + nodeName), "PUT", pod, own, 403, "not the certificate of a node"},
-		"a node of another pool":          {r.uploader("system:node:foreign", "system:nodes"), "PUT", pod, own, 403, "is not in the pool"},
-		"another node's pod":              {other, "PUT", pod, changed(func(*corev1.Pod) {}), 403, "is not bound to the node other"},
-		"another node's pod, as its own":  {other, "PUT", pod, changed(func(p *corev1.Pod) { p.Spec.NodeName = "other" }), 403, "is of the node edge"},
-		"another node's pod, made anew":   {other, "PUT", pod, changed(func(p *corev1.Pod) { p.UID, p.Spec.NodeName = "2", "other" }), 403, "is of the node edge"},
-		"another node":                    {other, "PUT", governance.ObjectsPath + "nodes/" + nodeName, node, 403, "is not the node other"},
-		"a Service, and the hub does not lead": {other, "PUT", governance.ObjectsPath + "services/default/web", &corev1.Service{
+		"without a certificate":           {r.uploader(""), "", pod, own, 0, ""},
+		"a person":                        {r.uploader("alice", "system:masters"), "", pod, own, 403, "not the certificate of a node"},
+		"a node's name without its group": {r.uploader("system:node:" + nodeName), "", pod, own, 403, "not the certificate of a node"},
+		"a node of another pool":          {r.uploader("system:node:foreign", "system:nodes"), "", pod, own, 403, "is not in the pool"},
+		"another node's pod":              {other, "", pod, changed(func(*corev1.Pod) {}), 403, "is not bound to the node other"},
+		"another node's pod, as its own":  {other, "", pod, changed(func(p *corev1.Pod) { p.Spec.NodeName = "other" }), 403, "is of the node edge"},
+		"another node's pod, made anew":   {other, "", pod, changed(func(p *corev1.Pod) { p.UID, p.Spec.NodeName = "2", "other" }), 403, "is of the node edge"},
+		"another node":                    {other, "", "nodes/" + nodeName, node, 403, "is not the node other"},
+		"a Service, and the hub does not lead": {other, "", "services/default/web", &corev1.Service{
 			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}, ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "web", UID: "1", ResourceVersion: "999999999"},
 		}, 403, "does not lead"},
 		"what is of the pool, and the hub does not lead": {other, "POST", governance.PoolInventoryPath, governance.Inventory{}, 403, "does not lead"},
-		"an event": {edge, "PUT", governance.ObjectsPath + "events/default/s", own, 422, "is not one that hubs upload"},
-		"a Secret that nobody asks for": {edge, "PUT", governance.ObjectsPath + "secrets/default/settings", &corev1.Secret{
+		"an event": {edge, "", "events/default/s", own, 422, "is not one that hubs upload"},
+		"a Secret that nobody asks for": {edge, "", "secrets/default/settings", &corev1.Secret{
 			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"}, ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "settings", UID: "1", ResourceVersion: "1"},
 		}, 403, "settings"},
-		"a path out of the API's keys":    {edge, "PUT", governance.ObjectsPath + "pods/default/..%2f..%2fminions%2fedge", own, 422, "is not the name of an object"},
-		"an old version":                  {edge, "PUT", pod, changed(func(p *corev1.Pod) { p.ResourceVersion = "1" }), 409, "is stored"},
-		"a list":                          {edge, "PUT", pod, []byte(`{"apiVersion":"v1","kind":"PodList","items":[]}`), 422, "is a PodList"},
-		"no object at all":                {edge, "PUT", pod, []byte("\x00\x01"), 422, "neither JSON nor protobuf"},
-		"two megabytes":                   {edge, "PUT", pod, bytes.Repeat([]byte("a"), 2<<20), 422, "too large"},
+		"a path out of the API's keys":    {edge, "", "pods/default/../../minions/edge", own, 422, "is not the name of an object"},
+		"an old version":                  {edge, "", pod, changed(func(p *corev1.Pod) { p.ResourceVersion = "1" }), 409, "is stored"},
+		"a list":                          {edge, "", pod, []byte(`{"apiVersion":"v1","kind":"PodList","items":[]}`), 422, "is a PodList"},
+		"no object at all":                {edge, "", pod, []byte("\x00\x01"), 422, "neither JSON nor protobuf"},
+		"two megabytes":                   {edge, "", pod, bytes.Repeat([]byte("a"), 2<<20), 422, "too large"},
 		"an inventory that is none":       {edge, "POST", governance.InventoryPath, []byte("["), 422, "reading the request"},
 		"an inventory of others' objects": {other, "POST", governance.InventoryPath, governance.Inventory{Items: []governance.Item{{Ref: governance.Ref{Resource: "pods", Namespace: namespace, Name: "pod-0"}, UID: "2", Version: "999999999"}}}, 200, `"missing":null`},
 		"another path":                    {edge, "GET", "/", nil, 404, ""},
 	} {
-		if code, says := tc.send(tc.method, tc.path, tc.body); code != tc.want || !strings.Contains(says, tc.says) {
+		send := func() (int, string) { return tc.send(tc.method, tc.path, tc.body) }
+		if tc.method == "" {
+			send = func() (int, string) { return r.put(tc.send, tc.path, tc.body) }
+		}
+		if code, says := send(); code != tc.want || !strings.Contains(says, tc.says) {
 			r.Errorf("%s: the answer is %d %s, want %d %q", name, code, says, tc.want, tc.says)
 		}
 	}
@@ -850,7 +885,7 @@ func (r *poolRig) testFull() {
 		pod.ObjectMeta = metav1.ObjectMeta{
 			Namespace: namespace, Name: "large", UID: "large", ResourceVersion: fmt.Sprint(version), Annotations: map[string]string{"large": strings.Repeat("a", 500<<10)},
 		}
-		return other("PUT", governance.ObjectsPath+"pods/default/large", pod)
+		return r.put(other, "pods/default/large", pod)
 	}
 	full, version := 0, 0
 	for after := 0; after < 20; { // uploads once it was full

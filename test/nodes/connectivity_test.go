@@ -14,6 +14,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -64,8 +65,27 @@ func (r *poolRig) web(node string) {
 	r.eventually("the pod of "+node+" is an endpoint", func() error { return r.isEndpoint(node, true) })
 }
 
+// probed creates a pod of the same Service which may not stay on a node that is not Ready at all, and which is ready as long as
+// it answers.
+func (r *poolRig) probed(node string) {
+	r.Helper()
+	now := func(key string) corev1.Toleration {
+		return corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: ptr.To[int64](0)}
+	}
+	r.create(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "probed", Labels: map[string]string{"app": "web"}}, Spec: corev1.PodSpec{
+		NodeName: node, Tolerations: []corev1.Toleration{now(corev1.TaintNodeNotReady), now(corev1.TaintNodeUnreachable)},
+		Containers: []corev1.Container{{
+			Name: "web", Image: devcluster.PauseImage, Args: []string{"serve", ":8080"}, ImagePullPolicy: corev1.PullNever,
+			ReadinessProbe: &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Port: intstr.FromInt32(8080)}}, PeriodSeconds: 2, TimeoutSeconds: 5},
+		}},
+	}})
+	r.eventually("it is an endpoint", func() error { return r.isEndpointOf("probed", true) })
+}
+
 // isEndpoint returns an error unless the pod of a node is an endpoint of its Service that is ready, or is none.
-func (r *poolRig) isEndpoint(node string, want bool) error {
+func (r *poolRig) isEndpoint(node string, want bool) error { return r.isEndpointOf("web-"+node, want) }
+
+func (r *poolRig) isEndpointOf(pod string, want bool) error {
 	var slices discoveryv1.EndpointSliceList
 	if err := r.client.List(r.Context(), &slices, client.InNamespace("default"), client.MatchingLabels{discoveryv1.LabelServiceName: "web"}); err != nil {
 		return err
@@ -73,11 +93,11 @@ func (r *poolRig) isEndpoint(node string, want bool) error {
 	is := false
 	for _, slice := range slices.Items {
 		for _, e := range slice.Endpoints {
-			is = is || e.NodeName != nil && *e.NodeName == node && e.Conditions.Ready != nil && *e.Conditions.Ready
+			is = is || e.TargetRef != nil && e.TargetRef.Name == pod && e.Conditions.Ready != nil && *e.Conditions.Ready
 		}
 	}
 	if is != want {
-		return fmt.Errorf("the pod of %s is an endpoint: %t", node, is)
+		return fmt.Errorf("the pod %s is an endpoint: %t", pod, is)
 	}
 	return nil
 }
@@ -169,6 +189,7 @@ func (r *poolRig) back(names ...string) {
 
 func (r *poolRig) testDelegated() {
 	node := r.other()
+	r.probed(node)
 	r.cut(true, node)
 	r.concludes(connectivity.Delegated, node)
 	r.eventually("the node is not Ready, because its pool speaks for it", func() error {
@@ -188,8 +209,29 @@ func (r *poolRig) testDelegated() {
 		return err
 	})
 	r.stays(2*time.Minute, true, node)
+	if err := r.PauseContainer(r.Context(), "default", "probed", "web"); err != nil {
+		r.Fatal(err)
+	}
+	r.eventually("a pod that does not answer is no endpoint", func() error { return r.isEndpointOf("probed", false) })
+	if err := r.isEndpoint(node, true); err != nil {
+		r.Error(err)
+	}
+	if err := r.ResumeContainer(r.Context(), "default", "probed", "web"); err != nil {
+		r.Fatal(err)
+	}
+	r.eventually("it answers again", func() error { return r.isEndpointOf("probed", true) })
 	r.cut(false, node)
 	r.back(node)
+	var probed corev1.Pod
+	if err := r.client.Get(r.Context(), client.ObjectKey{Namespace: "default", Name: "probed"}, &probed); err != nil || probed.DeletionTimestamp != nil {
+		r.Fatalf("the pod that may not stay on such a node at all is deleted: %v", err)
+	}
+	for _, t := range probed.Spec.Tolerations {
+		if t.TolerationSeconds == nil || *t.TolerationSeconds != 0 {
+			r.Errorf("afterwards it tolerates %+v", probed.Spec.Tolerations)
+		}
+	}
+	r.kubectl("delete", "pod", "probed", "--now")
 }
 
 func (r *poolRig) testLost() {
@@ -260,10 +302,24 @@ func (r *poolRig) testReleased() {
 		}
 		return fmt.Errorf("it is there")
 	})
-	out := r.kubectl("get", "leases", "-n", "kube-node-lease", "-o", "yaml")
-	if strings.Contains(out, governance.DelegatedAnnotation) {
-		r.Errorf("a Lease has the annotation still:\n%s", out)
-	}
 	r.cut(false, node)
 	r.eventually("the node "+node+" is back", r.ready(node, corev1.ConditionTrue))
+	r.eventually("nothing is left anywhere", func() error {
+		out := r.kubectl("get", "nodes,pods,leases", "-A", "-o", "yaml")
+		for _, mark := range []string{
+			connectivity.Annotation, connectivity.ExcludeLabel, connectivity.TolerationsAnnotation, governance.DelegatedAnnotation, governance.PulseAnnotation,
+			connectivity.ReasonDelegated, connectivity.ReasonUnobserved, connectivity.ReasonFrozen, connectivity.ReasonLost, connectivity.ReasonReleased,
+		} {
+			if n := strings.Count(out, mark); n > 0 {
+				return fmt.Errorf("%s is there %d times:\n%s", mark, n, out)
+			}
+		}
+		if taints := r.kubectl("get", "nodes", "-o", "jsonpath={.items[*].spec.taints}"); taints != "" {
+			return fmt.Errorf("there are the taints %s", taints)
+		}
+		if left := r.kubectl("get", "leases", "-n", governance.Namespace, "-o", "name"); left != "" {
+			return fmt.Errorf("there is %s", left)
+		}
+		return nil
+	})
 }

@@ -320,9 +320,9 @@ func (h *benchHub) upload(ctx context.Context) error {
 	inventory := governance.Inventory{Items: h.items}
 	var missing governance.InventoryAnswer
 	for {
-		err := h.send(ctx, http.MethodPost, governance.BeatPath, governance.Beat{Digest: inventory.Digest()}, nil)
+		err := h.send(ctx, governance.BeatPath, governance.Beat{Digest: inventory.Digest()}, nil)
 		if err == nil {
-			err = h.send(ctx, http.MethodPost, governance.InventoryPath, inventory, &missing)
+			err = h.send(ctx, governance.InventoryPath, inventory, &missing)
 		}
 		if err == nil {
 			break
@@ -331,26 +331,44 @@ func (h *benchHub) upload(ctx context.Context) error {
 			return errors.Join(err, pauseErr)
 		}
 	}
-	for _, ref := range missing.Missing {
-		if err := h.send(ctx, http.MethodPut, ref.Path(), h.bodies[ref], nil); err != nil {
+	for left := missing.Missing; len(left) > 0; {
+		var uploads []governance.Upload
+		for size := 0; len(uploads) < len(left) && size < governance.EnoughAtOnce; size += len(uploads[len(uploads)-1].Body) {
+			ref := left[len(uploads)]
+			uploads = append(uploads, governance.Upload{Ref: ref, Body: h.bodies[ref]})
+		}
+		contentType, form, err := governance.EncodeUploads(uploads)
+		if err != nil {
 			return err
 		}
+		var answer governance.UploadAnswer
+		if err := h.sendAs(ctx, contentType, governance.UploadPath, form, &answer); err != nil {
+			return err
+		}
+		for _, result := range answer.Results {
+			if result.Code != http.StatusOK {
+				return fmt.Errorf("an upload: the coordinator answers %d %s", result.Code, result.Reason)
+			}
+		}
+		left = left[len(answer.Results):]
 	}
 	return nil
 }
 
-func (h *benchHub) send(ctx context.Context, method, path string, body, answer any) error {
-	text, isRaw := body.([]byte)
-	if !isRaw {
-		var err error
-		if text, err = json.Marshal(body); err != nil {
-			return err
-		}
-	}
-	r, err := http.NewRequestWithContext(ctx, method, fmt.Sprintf("https://127.0.0.1:%d%s", governance.WriterPort, path), bytes.NewReader(text))
+func (h *benchHub) send(ctx context.Context, path string, body, answer any) error {
+	text, err := json.Marshal(body)
 	if err != nil {
 		return err
 	}
+	return h.sendAs(ctx, "application/json", path, text, answer)
+}
+
+func (h *benchHub) sendAs(ctx context.Context, contentType, path string, text []byte, answer any) error {
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, fmt.Sprintf("https://127.0.0.1:%d%s", governance.WriterPort, path), bytes.NewReader(text))
+	if err != nil {
+		return err
+	}
+	r.Header.Set("Content-Type", contentType)
 	response, err := h.client.Do(r)
 	if err != nil {
 		return err

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"os/exec"
 	"regexp"
 	"slices"
@@ -143,7 +142,7 @@ func (d *delegationBench) beat(ctx context.Context, h *benchHub) {
 		beat.Number++
 		renewed := began.Add((time.Since(began) + offset).Truncate(kubeletBeats) - offset)
 		beat.Report = &governance.Report{Renewed: metav1.NewMicroTime(renewed)}
-		_ = h.send(ctx, http.MethodPost, governance.BeatPath, beat, nil) // what is not taken is seen by its Lease
+		_ = h.send(ctx, governance.BeatPath, beat, nil) // what is not taken is seen by its Lease
 		_ = pause(ctx, governance.BeatEvery)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"mime/multipart"
 	"net/http"
 	"slices"
 	"strings"
@@ -197,9 +198,7 @@ func (w *Writer) Handler() http.Handler {
 	mux.HandleFunc("POST "+governance.PoolInventoryPath, ofNode(w, w.poolInventory))
 	mux.HandleFunc("POST "+governance.StatusesPath, ofNode(w, w.putStatuses))
 	mux.HandleFunc("GET "+governance.StatusesPath+"/{node}", ofNode(w, w.getStatuses))
-	put := ofNode(w, w.put)
-	mux.HandleFunc("PUT "+governance.ObjectsPath+"{resource}/{name}", put)
-	mux.HandleFunc("PUT "+governance.ObjectsPath+"{resource}/{namespace}/{name}", put)
+	mux.HandleFunc("POST "+governance.UploadPath, ofNode(w, w.upload))
 	return mux
 }
 
@@ -221,14 +220,7 @@ func ofNode[T any](w *Writer, do func(node string, r *http.Request) (answer T, e
 			return do(node, r)
 		}()
 		if err != nil {
-			code := http.StatusServiceUnavailable
-			var refusal *records.Refusal
-			switch {
-			case errors.As(err, &refusal):
-				code = map[records.Reason]int{records.Forbidden: http.StatusForbidden, records.Stale: http.StatusConflict, records.Full: http.StatusInsufficientStorage, records.Malformed: http.StatusUnprocessableEntity}[refusal.Reason]
-			case errors.As(err, &malformed{}):
-				code = http.StatusUnprocessableEntity
-			}
+			code := codeOf(err)
 			w.log.V(2).Info("A request is refused", "path", r.URL.Path, "code", code, "reason", err.Error())
 			http.Error(rw, err.Error(), code)
 			return
@@ -236,6 +228,18 @@ func ofNode[T any](w *Writer, do func(node string, r *http.Request) (answer T, e
 		rw.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(rw).Encode(answer)
 	}
+}
+
+// codeOf returns the code of an answer: 503 for an error that is no refusal.
+func codeOf(err error) int {
+	var refusal *records.Refusal
+	switch {
+	case errors.As(err, &refusal):
+		return map[records.Reason]int{records.Forbidden: http.StatusForbidden, records.Stale: http.StatusConflict, records.Full: http.StatusInsufficientStorage, records.Malformed: http.StatusUnprocessableEntity}[refusal.Reason]
+	case errors.As(err, &malformed{}):
+		return http.StatusUnprocessableEntity
+	}
+	return http.StatusServiceUnavailable
 }
 
 // nodeOf returns the node of the pool that sends a request.
@@ -385,13 +389,43 @@ func (w *Writer) compare(
 	return answer, err
 }
 
-func (w *Writer) put(node string, r *http.Request) (answer struct{}, err error) {
-	ref := governance.Ref{Resource: r.PathValue("resource"), Namespace: r.PathValue("namespace"), Name: r.PathValue("name")}
-	content, err := body(r, governance.MaxObject)
-	if err != nil {
-		return answer, malformed{fmt.Errorf("reading %s: %w", ref, err)}
+// upload stores objects, one after the other, so that others have their turn between them.
+func (w *Writer) upload(node string, r *http.Request) (answer governance.UploadAnswer, err error) {
+	r.Body = http.MaxBytesReader(nil, r.Body, 2*governance.MaxObject)
+	objects, err := r.MultipartReader()
+	for began := w.now(); err == nil && w.now().Sub(began) < governance.BeatEvery; {
+		var field *multipart.Part
+		if field, err = objects.NextRawPart(); errors.Is(err, io.EOF) {
+			return answer, nil
+		}
+		var content []byte
+		if err == nil {
+			content, err = io.ReadAll(field)
+		}
+		if err != nil {
+			break
+		}
+		result := governance.UploadResult{Code: http.StatusOK}
+		if err := w.put(r.Context(), node, governance.ParseRef(field.FormName()), content); err != nil {
+			result.Code, result.Reason = codeOf(err), err.Error()
+			if result.Code == http.StatusServiceUnavailable {
+				return answer, err
+			}
+		}
+		answer.Results = append(answer.Results, result)
 	}
-	return answer, w.with(r.Context(), func(ctx context.Context, s *records.Set) error {
+	if err != nil {
+		return answer, malformed{fmt.Errorf("reading the request: %w", err)}
+	}
+	return answer, nil
+}
+
+// put stores an object.
+func (w *Writer) put(ctx context.Context, node string, ref governance.Ref, content []byte) error {
+	if len(content) > governance.MaxObject {
+		return malformed{fmt.Errorf("it is too large: it has %d bytes, more than %d", len(content), governance.MaxObject)}
+	}
+	return w.with(ctx, func(ctx context.Context, s *records.Set) error {
 		var o *object.Object
 		stored, err := object.Stored(ref, content)
 		if err == nil {

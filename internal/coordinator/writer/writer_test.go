@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync"
@@ -81,8 +82,31 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
+// put uploads an object under a name, and returns its result.
+func (r *rig) put(user, name, body string) (code int, answer string) {
+	r.Helper()
+	contentType, form, err := governance.EncodeUploads([]governance.Upload{{Ref: governance.ParseRef(name), Body: []byte(body)}})
+	if err != nil {
+		r.Fatal(err)
+	}
+	code, answer = r.sendAs(contentType, user, "POST", governance.UploadPath, string(form))
+	if code != http.StatusOK {
+		return code, answer
+	}
+	var results governance.UploadAnswer
+	if err := json.Unmarshal([]byte(answer), &results); err != nil || len(results.Results) != 1 {
+		r.Fatalf("%v: %s", err, answer)
+	}
+	return results.Results[0].Code, results.Results[0].Reason
+}
+
 // send sends a request with the certificate of a user.
 func (r *rig) send(user, method, path string, body any) (code int, answer string) {
+	r.Helper()
+	return r.sendAs("application/json", user, method, path, body)
+}
+
+func (r *rig) sendAs(contentType, user, method, path string, body any) (code int, answer string) {
 	r.Helper()
 	text, is := body.(string)
 	if !is {
@@ -93,6 +117,7 @@ func (r *rig) send(user, method, path string, body any) (code int, answer string
 		text = string(encoded)
 	}
 	request := httptest.NewRequestWithContext(r.Context(), method, path, strings.NewReader(text))
+	request.Header.Set("Content-Type", contentType)
 	cert := &x509.Certificate{Subject: pkix.Name{CommonName: user, Organization: []string{"system:nodes"}}, NotAfter: time.Now().Add(time.Hour)}
 	request.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{cert}, VerifiedChains: [][]*x509.Certificate{{cert}}}
 	w := httptest.NewRecorder()
@@ -104,7 +129,7 @@ func pod(name, node string, version int) string {
 	return fmt.Sprintf(`{"apiVersion":"v1","kind":"Pod","metadata":{"namespace":"default","name":%q,"uid":%[1]q,"resourceVersion":"%d"},"spec":{"nodeName":%q}}`, name, version, node)
 }
 
-const webPath = governance.ObjectsPath + "pods/default/web"
+const webName = "pods/default/web"
 
 var web = governance.Ref{Resource: "pods", Namespace: "default", Name: "web"}
 
@@ -114,24 +139,32 @@ func TestAnswers(t *testing.T) {
 		body               any
 		want               int
 	}{
-		"a pod":                           {"system:node:a", "PUT", webPath, pod("web", "a", 1), 200},
-		"another's pod":                   {"system:node:b", "PUT", webPath, pod("web", "a", 1), 403},
-		"no node":                         {"alice", "PUT", webPath, pod("web", "a", 1), 403},
-		"no node of the pool":             {"system:node:c", "PUT", webPath, pod("web", "c", 1), 403},
-		"another name":                    {"system:node:a", "PUT", webPath, pod("db", "a", 1), 422},
-		"no JSON":                         {"system:node:a", "PUT", webPath, "{", 422},
-		"too large":                       {"system:node:a", "PUT", webPath, strings.Repeat(" ", 2<<20), 422},
-		"another resource":                {"system:node:a", "PUT", governance.ObjectsPath + "events/default/web", pod("web", "a", 1), 422},
-		"no place":                        {"system:node:a", "PUT", webPath, strings.Replace(pod("web", "a", 1), `"spec"`, `"status":{"message":"`+strings.Repeat("a", 1<<20-200)+`"},"spec"`, 1), 507},
+		"a pod":                           {"system:node:a", "", webName, pod("web", "a", 1), 200},
+		"another's pod":                   {"system:node:b", "", webName, pod("web", "a", 1), 403},
+		"no node":                         {"alice", "", webName, pod("web", "a", 1), 403},
+		"no node of the pool":             {"system:node:c", "", webName, pod("web", "c", 1), 403},
+		"another name":                    {"system:node:a", "", webName, pod("db", "a", 1), 422},
+		"no JSON":                         {"system:node:a", "", webName, "{", 422},
+		"too large":                       {"system:node:a", "", webName, strings.Repeat(" ", 2<<20), 422},
+		"another resource":                {"system:node:a", "", "events/default/web", pod("web", "a", 1), 422},
+		"no place":                        {"system:node:a", "", webName, strings.Replace(pod("web", "a", 1), `"spec"`, `"status":{"message":"`+strings.Repeat("a", 1<<20-200)+`"},"spec"`, 1), 507},
 		"a beat":                          {"system:node:a", "POST", governance.BeatPath, governance.Beat{}, 200},
 		"no beat":                         {"system:node:a", "POST", governance.BeatPath, "[", 422},
 		"an inventory":                    {"system:node:a", "POST", governance.InventoryPath, governance.Inventory{}, 200},
 		"an inventory of what is no name": {"system:node:a", "POST", governance.InventoryPath, governance.Inventory{Items: []governance.Item{{Version: "1"}}}, 403},
-		"a read":                          {"system:node:a", "GET", webPath, "", 405},
-		"another path":                    {"system:node:a", "PUT", "/", "", 404},
+		"a read":                          {"system:node:a", "GET", governance.UploadPath, "", 405},
+		"another path":                    {"system:node:a", "POST", "/", "", 404},
+		"no upload":                       {"system:node:a", "POST", governance.UploadPath, "{}", 422},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if code, answer := newRig(t).send(tc.user, tc.method, tc.path, tc.body); code != tc.want {
+			r := newRig(t)
+			code, answer := 0, ""
+			if object, is := tc.body.(string); is && tc.method == "" {
+				code, answer = r.put(tc.user, tc.path, object)
+			} else {
+				code, answer = r.send(tc.user, tc.method, tc.path, tc.body)
+			}
+			if code != tc.want {
 				t.Errorf("the answer is %d %s, want %d", code, answer, tc.want)
 			}
 		})
@@ -162,7 +195,7 @@ func TestLeader(t *testing.T) {
 		if code, answer := r.send(user, "POST", governance.PoolInventoryPath, inventory); code != want {
 			t.Errorf("the inventory of %s is answered with %d %s, want %d", node, code, answer, want)
 		}
-		if code, answer := r.send(user, "PUT", namespace.Path(), body); code != want {
+		if code, answer := r.put(user, namespace.String(), body); code != want {
 			t.Errorf("an upload of %s is answered with %d %s, want %d", node, code, answer, want)
 		}
 	}
@@ -197,7 +230,7 @@ func TestLeader(t *testing.T) {
 		t.Errorf("the hub that leads hears %+v of the pool", state)
 	}
 	r.memory.err = errors.New("etcd hangs")
-	r.send("system:node:a", "PUT", webPath, pod("web", "a", 1))
+	r.put("system:node:a", webName, pod("web", "a", 1))
 	if !beat("b", true, 2*governance.OutsideAfter+time.Second).Leads {
 		t.Error("what fails in etcd ends the leadership")
 	}
@@ -217,10 +250,10 @@ func TestWhatFailsIsLoadedAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
 			r.memory.err, r.memory.lost = errors.New("etcd hangs"), lost
-			if code, answer := r.send("system:node:a", "PUT", webPath, pod("web", "a", 2)); code != 503 {
+			if code, answer := r.put("system:node:a", webName, pod("web", "a", 2)); code != 503 {
 				t.Errorf("the answer is %d %s", code, answer)
 			}
-			code, _ := r.send("system:node:a", "PUT", webPath, pod("web", "a", 1))
+			code, _ := r.put("system:node:a", webName, pod("web", "a", 1))
 			if want := map[bool]int{false: 200, true: 409}[lost]; code != want || r.memory.loads != 2 {
 				t.Errorf("an older upload is answered with %d after %d loads, want %d", code, r.memory.loads, want)
 			}
@@ -232,10 +265,10 @@ func TestWhatFailsIsLoadedAgain(t *testing.T) {
 func TestARefusalIsNoFailure(t *testing.T) {
 	r := newRig(t)
 	r.memory.err = &records.Refusal{Reason: records.Full, Message: "etcd was full"}
-	if code, _ := r.send("system:node:a", "PUT", webPath, pod("web", "a", 1)); code != 507 || r.memory.loads != 1 {
+	if code, _ := r.put("system:node:a", webName, pod("web", "a", 1)); code != 507 || r.memory.loads != 1 {
 		t.Errorf("the answer is %d after %d loads", code, r.memory.loads)
 	}
-	if code, _ := r.send("system:node:a", "PUT", webPath, pod("web", "a", 1)); code != 200 {
+	if code, _ := r.put("system:node:a", webName, pod("web", "a", 1)); code != 200 {
 		t.Errorf("the answer is %d once there is place", code)
 	}
 }
@@ -248,7 +281,7 @@ func TestAnEmptiedStorageIsFilledAgain(t *testing.T) {
 		return strings.TrimSpace(answer)
 	}
 	r.send("system:node:a", "POST", governance.InventoryPath, inventory)
-	r.send("system:node:a", "PUT", webPath, pod("web", "a", 1))
+	r.put("system:node:a", webName, pod("web", "a", 1))
 	if got := beat(); got != `{"isKnown":true}` {
 		t.Errorf("the answer is %s", got)
 	}
@@ -268,12 +301,12 @@ func TestANodeThatLeavesThePoolTakesItsObjectsAlong(t *testing.T) {
 	r := newRig(t)
 	settings := governance.Ref{Resource: "configmaps", Namespace: "default", Name: "settings"}
 	named := strings.Replace(pod("web", "a", 1), `"spec":{`, `"spec":{"volumes":[{"name":"v","configMap":{"name":"settings"}}],`, 1)
-	r.send("system:node:a", "PUT", webPath, named)
+	r.put("system:node:a", webName, named)
 	config := `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"namespace":"default","name":"settings","uid":"1","resourceVersion":"1"}}`
-	if code, answer := r.send("system:node:a", "PUT", settings.Path(), config); code != 200 {
+	if code, answer := r.put("system:node:a", settings.String(), config); code != 200 {
 		t.Fatalf("the answer is %d %s", code, answer)
 	}
-	r.send("system:node:b", "PUT", governance.ObjectsPath+"pods/default/db", pod("db", "b", 1))
+	r.put("system:node:b", "pods/default/db", pod("db", "b", 1))
 	r.nodes = func() ([]string, error) { return nil, errors.New("the file hangs") }
 	if err := r.look(t.Context()); err == nil || len(r.memory.records) != 3 {
 		t.Errorf("without the nodes, %d objects are left: %v", len(r.memory.records), err)
@@ -288,11 +321,11 @@ func TestANodeThatLeavesThePoolTakesItsObjectsAlong(t *testing.T) {
 func TestSecretsGoOnceNobodyAsksForThem(t *testing.T) {
 	r := newRig(t)
 	secret := governance.Ref{Resource: "secrets", Namespace: "default", Name: "tls"}
-	r.send("system:node:a", "PUT", webPath, strings.Replace(pod("web", "a", 1), `"spec":{`, `"spec":{"volumes":[{"name":"v","secret":{"secretName":"tls"}}],`, 1))
+	r.put("system:node:a", webName, strings.Replace(pod("web", "a", 1), `"spec":{`, `"spec":{"volumes":[{"name":"v","secret":{"secretName":"tls"}}],`, 1))
 	upload := func(want int) {
 		t.Helper()
 		body := `{"apiVersion":"v1","kind":"Secret","metadata":{"namespace":"default","name":"tls","uid":"1","resourceVersion":"1"},"data":{"a":"Yg=="}}`
-		if code, answer := r.send("system:node:a", "PUT", secret.Path(), body); code != want {
+		if code, answer := r.put("system:node:a", secret.String(), body); code != want {
 			t.Errorf("the answer is %d %s, want %d", code, answer, want)
 		}
 	}
@@ -307,7 +340,7 @@ func TestSecretsGoOnceNobodyAsksForThem(t *testing.T) {
 	asks(1, nil, "Secrets")
 	upload(200)
 	r.memory.err = errors.New("etcd hangs")
-	r.send("system:node:a", "PUT", webPath, pod("web", "a", 2))
+	r.put("system:node:a", webName, pod("web", "a", 2))
 	upload(200) // the records were read again meanwhile
 	asks(2, errors.New("the file hangs"))
 	upload(200)
@@ -321,15 +354,15 @@ func TestUploadsAreSafeSideBySide(t *testing.T) {
 	var wait sync.WaitGroup
 	for version := range 50 {
 		wait.Go(func() {
-			if code, answer := r.send("system:node:a", "PUT", webPath, pod("web", "a", version+1)); code != 200 && code != 409 && code != 503 {
+			if code, answer := r.put("system:node:a", webName, pod("web", "a", version+1)); code != 200 && code != 409 && code != 503 {
 				t.Errorf("the answer is %d %s", code, answer)
 			}
 		})
 		wait.Go(func() { _ = r.look(context.Background()) })
 	}
 	wait.Wait()
-	r.send("system:node:a", "PUT", webPath, pod("web", "a", 51)) // of the others, those that came beside another were refused
-	if code, _ := r.send("system:node:a", "PUT", webPath, pod("web", "a", 50)); code != 409 || r.memory.records[web].Version != 51 {
+	r.put("system:node:a", webName, pod("web", "a", 51)) // of the others, those that came beside another were refused
+	if code, _ := r.put("system:node:a", webName, pod("web", "a", 50)); code != 409 || r.memory.records[web].Version != 51 {
 		t.Errorf("version %d is stored after the answer %d", r.memory.records[web].Version, code)
 	}
 }
@@ -338,10 +371,10 @@ func TestUploadsAreSafeSideBySide(t *testing.T) {
 func TestANodeHasOneRequestAtATime(t *testing.T) {
 	r := newRig(t)
 	r.busy.Store("a", true)
-	if code, answer := r.send("system:node:a", "PUT", webPath, pod("web", "a", 1)); code != 503 {
+	if code, answer := r.put("system:node:a", webName, pod("web", "a", 1)); code != 503 {
 		t.Errorf("the answer is %d %s", code, answer)
 	}
-	if code, answer := r.send("system:node:b", "PUT", webPath, pod("web", "b", 1)); code != 200 {
+	if code, answer := r.put("system:node:b", webName, pod("web", "b", 1)); code != 200 {
 		t.Errorf("another node is answered with %d %s", code, answer)
 	}
 }
@@ -350,11 +383,11 @@ func TestANodeHasOneRequestAtATime(t *testing.T) {
 func TestMemoryIsCounted(t *testing.T) {
 	r := newRig(t)
 	large := strings.Replace(pod("web", "a", 1), `"nodeName":`, `"containers":[`+strings.Repeat("{},", 300)+`{}],"nodeName":`, 1)
-	if code, answer := r.send("system:node:a", "PUT", webPath, large); code != 200 {
+	if code, answer := r.put("system:node:a", webName, large); code != 200 {
 		t.Fatalf("the answer is %d %s", code, answer)
 	}
 	small := pod("db", "a", 1)
-	if code, answer := r.send("system:node:a", "PUT", governance.Ref{Resource: "pods", Namespace: "default", Name: "db"}.Path(), small); code != 200 {
+	if code, answer := r.put("system:node:a", governance.Ref{Resource: "pods", Namespace: "default", Name: "db"}.String(), small); code != 200 {
 		t.Fatalf("the answer is %d %s", code, answer)
 	}
 	if got := r.memory.records[governance.Ref{Resource: "pods", Namespace: "default", Name: "db"}]; got.Bytes <= int64(len(small)) {
@@ -362,5 +395,39 @@ func TestMemoryIsCounted(t *testing.T) {
 	}
 	if got := r.memory.records[web]; got.Bytes < 10*int64(len(large)) {
 		t.Errorf("a pod of %d bytes with 301 containers counts as %d", len(large), got.Bytes)
+	}
+}
+
+// TestSeveralObjectsAtOnce: one that is refused holds up no other, and those for which there is no time have no result, so
+// that the hub beats meanwhile.
+func TestSeveralObjectsAtOnce(t *testing.T) {
+	r := newRig(t)
+	upload := func() (answer governance.UploadAnswer) {
+		t.Helper()
+		var objects []governance.Upload
+		for i, node := range []string{"a", "b", "a", "a"} {
+			ref := governance.Ref{Resource: "pods", Namespace: "default", Name: fmt.Sprint(i)}
+			objects = append(objects, governance.Upload{Ref: ref, Body: []byte(pod(ref.Name, node, 1))})
+		}
+		contentType, form, err := governance.EncodeUploads(objects)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if code, text := r.sendAs(contentType, "system:node:a", "POST", governance.UploadPath, string(form)); code != http.StatusOK || json.Unmarshal([]byte(text), &answer) != nil {
+			t.Fatalf("the answer is %d %s", code, text)
+		}
+		return answer
+	}
+	now := time.Now()
+	r.now = func() time.Time { return now }
+	if a := upload(); len(a.Results) != 4 || a.Results[0].Code != 200 || a.Results[1].Code != 403 || a.Results[3].Code != 200 || len(r.memory.records) != 3 {
+		t.Errorf("the answer is %+v, and %v is stored", a, r.memory.records)
+	}
+	if code, text := r.sendAs("multipart/form-data; boundary=x", "system:node:a", "POST", governance.UploadPath, "--x\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\n{"); code != http.StatusUnprocessableEntity {
+		t.Errorf("a form without its end is answered %d %s", code, text)
+	}
+	r.now = func() time.Time { now = now.Add(governance.BeatEvery / 4); return now }
+	if a := upload(); len(a.Results) == 0 || len(a.Results) == 4 {
+		t.Errorf("after two seconds the answer is %+v", a)
 	}
 }

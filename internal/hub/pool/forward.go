@@ -54,7 +54,7 @@ func (p *Pool) readStatuses(ctx context.Context) error {
 			}
 		}
 		read := &governance.Statuses{}
-		code, reason, err := p.send(ctx, http.MethodGet, governance.StatusesPath+"/"+node, nil, read)
+		code, reason, err := p.send(ctx, http.MethodGet, governance.StatusesPath+"/"+node, "", nil, read)
 		if err != nil {
 			failed = errors.Join(failed, err)
 			break

@@ -461,57 +461,77 @@ func (p *Pool) upload(ctx context.Context, t *told, has map[governance.Ref]gover
 				return err
 			}
 		}
-		ref := t.pending[0]
-		item := has[ref]
-		if _, isRefused := p.refused[item]; !isRefused && item.Name != "" {
-			err := p.put(ctx, t.source, ref)
-			if err != nil && !errors.As(err, new(*refusal)) {
+		uploads, rest := p.next(t, has)
+		if len(uploads) > 0 {
+			done, err := p.put(ctx, uploads, has)
+			if err != nil {
 				return err
 			}
-			if err != nil {
-				p.refused[item] = p.now()
-				log := p.options.Log
-				if kind, _ := governance.KindOf(ref.Resource); !kind.IsOfNode && !kind.IsOfPool {
-					log = log.V(2) // what no pod of the node names any more stays in the cache for a while
-				}
-				log.Info("The pool's coordinator refuses an object", "object", ref.String(), "reason", err.Error())
+			if done < len(uploads) {
+				rest = t.pending[slices.Index(t.pending, uploads[done].Ref):]
 			}
 		}
-		t.pending = t.pending[1:]
+		t.pending = rest
 	}
 	return nil
 }
 
-// refusal is the error of an object that the coordinator does not take.
-type refusal struct{ error }
+// next reads the first objects that are pending, as many as are uploaded at once, and returns the rest. One that cannot be
+// read, mostly because it is gone, is left to the next inventory.
+func (p *Pool) next(t *told, has map[governance.Ref]governance.Item) (uploads []governance.Upload, rest []governance.Ref) {
+	size := 0
+	for rest = t.pending; len(rest) > 0 && size < governance.EnoughAtOnce; rest = rest[1:] {
+		item := has[rest[0]]
+		if _, isRefused := p.refused[item]; isRefused || item.Name == "" {
+			continue
+		}
+		body, err := t.source.Body(item.Ref)
+		switch {
+		case err != nil:
+		case len(body) > governance.MaxObject:
+			p.refuse(item, fmt.Sprintf("it has %d bytes, more than %d", len(body), governance.MaxObject))
+		default:
+			uploads, size = append(uploads, governance.Upload{Ref: item.Ref, Body: body}), size+len(body)
+		}
+	}
+	return uploads, rest
+}
 
-// put uploads an object. One that cannot be read, mostly because it is gone, is left to the next inventory.
-func (p *Pool) put(ctx context.Context, source Source, ref governance.Ref) error {
-	body, err := source.Body(ref)
+// refuse notes that an object is not taken.
+func (p *Pool) refuse(item governance.Item, reason string) {
+	p.refused[item] = p.now()
+	log := p.options.Log
+	if kind, _ := governance.KindOf(item.Resource); !kind.IsOfNode && !kind.IsOfPool {
+		log = log.V(2) // what no pod of the node names any more stays in the cache for a while
+	}
+	log.Info("The pool's coordinator refuses an object", "object", item.String(), "reason", reason)
+}
+
+// put uploads objects, and returns how many of them are done with: at least one.
+func (p *Pool) put(ctx context.Context, uploads []governance.Upload, has map[governance.Ref]governance.Item) (done int, err error) {
+	contentType, body, err := governance.EncodeUploads(uploads)
 	if err != nil {
-		return nil //nolint:nilerr // see above
+		return 0, err
 	}
-	if len(body) > governance.MaxObject {
-		return &refusal{fmt.Errorf("it has %d bytes, more than %d", len(body), governance.MaxObject)}
+	var answer governance.UploadAnswer
+	if err := p.postAs(ctx, contentType, governance.UploadPath, body, &answer); err != nil {
+		return 0, err
 	}
-	code, reason, err := p.send(ctx, http.MethodPut, ref.Path(), body, nil)
-	kind, _ := governance.KindOf(ref.Resource)
-	named := fmt.Sprintf("%s: the coordinator answers %d: %s", ref, code, reason)
-	if ref.Resource == governance.Secrets { // every process of the node may ask for the status, which has the error
-		named = fmt.Sprintf("a Secret: the coordinator answers %d", code)
+	if done = len(answer.Results); done == 0 || done > len(uploads) {
+		return 0, fmt.Errorf("the coordinator at %s answers %d results for %d objects", p.at, done, len(uploads))
 	}
-	switch {
-	case err != nil:
-		return err
-	case code == http.StatusOK, code == http.StatusConflict: // a later version is there
-		return nil
-	case code == http.StatusForbidden && kind.IsOfPool: // another hub leads by now
-		return errors.New(reason)
-	case code == http.StatusForbidden, code == http.StatusUnprocessableEntity, code == http.StatusInsufficientStorage:
-		return &refusal{errors.New(reason)}
-	default:
-		return fmt.Errorf("uploading %s", named)
+	for i, result := range answer.Results {
+		item := has[uploads[i].Ref]
+		kind, _ := governance.KindOf(item.Resource)
+		switch {
+		case result.Code == http.StatusOK, result.Code == http.StatusConflict: // a later version is there
+		case result.Code == http.StatusForbidden && kind.IsOfPool: // another hub leads by now
+			return 0, errors.New(result.Reason)
+		default:
+			p.refuse(item, result.Reason)
+		}
 	}
+	return done, nil
 }
 
 // post sends a message, and reads the answer.
@@ -520,27 +540,29 @@ func (p *Pool) post(ctx context.Context, path string, message, answer any) error
 	if err != nil {
 		return err
 	}
-	code, reason, err := p.send(ctx, http.MethodPost, path, body, answer)
-	if err != nil {
-		return err
+	return p.postAs(ctx, "application/json", path, body, answer)
+}
+
+func (p *Pool) postAs(ctx context.Context, contentType, path string, body []byte, answer any) error {
+	code, reason, err := p.send(ctx, http.MethodPost, path, contentType, body, answer)
+	if err == nil && code != http.StatusOK {
+		err = fmt.Errorf("the coordinator at %s answers %d: %s", p.at, code, reason)
 	}
-	if code != http.StatusOK {
-		return fmt.Errorf("the coordinator at %s answers %d: %s", p.at, code, reason)
-	}
-	return nil
+	return err
 }
 
 // sendWithin bounds a request.
 const sendWithin = 10 * time.Second
 
 // send sends a request. reason is the text of an answer that is no success; else the answer is read.
-func (p *Pool) send(ctx context.Context, method, path string, body []byte, answer any) (code int, reason string, err error) {
+func (p *Pool) send(ctx context.Context, method, path, contentType string, body []byte, answer any) (code int, reason string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, sendWithin)
 	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, method, "https://"+p.at+path, bytes.NewReader(body))
 	if err != nil {
 		return 0, "", err
 	}
+	r.Header.Set("Content-Type", contentType)
 	response, err := p.client.Do(r)
 	if e := (*url.Error)(nil); errors.As(err, &e) {
 		err = e.Err // without the path, which may name a Secret

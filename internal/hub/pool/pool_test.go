@@ -77,6 +77,8 @@ type coordinator struct {
 	led string
 	// failing are the objects that it answers with code.
 	failing func(governance.Ref) bool
+	// most is how many uploads it takes at once; 0 for all.
+	most int
 	// broken begins the paths at which connections break.
 	broken string
 	puts   []string
@@ -134,20 +136,39 @@ func (c *coordinator) RoundTrip(r *http.Request) (*http.Response, error) {
 		c.reads++
 		return answer(http.StatusOK, c.statuses)
 	default:
-		var item governance.Item
-		if err := json.Unmarshal(body, &item); err != nil {
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		form, err := r.MultipartReader()
+		if err != nil {
 			return nil, err
 		}
-		c.puts = append(c.puts, item.Name)
-		if c.code != 0 && (c.failing == nil || c.failing(item.Ref)) {
-			return answer(c.code, "no")
+		var results []governance.UploadResult
+		for len(results) < c.most || c.most == 0 {
+			field, err := form.NextPart()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			var item governance.Item
+			if err == nil {
+				err = json.NewDecoder(field).Decode(&item)
+			}
+			if err != nil || field.FormName() != item.String() {
+				return nil, fmt.Errorf("%+v: %w", item, err)
+			}
+			c.puts = append(c.puts, item.Name)
+			result := governance.UploadResult{Code: http.StatusOK}
+			switch kind, _ := governance.KindOf(item.Resource); {
+			case c.code >= http.StatusInternalServerError && c.code != http.StatusInsufficientStorage && (c.failing == nil || c.failing(item.Ref)):
+				return answer(c.code, "no")
+			case c.code != 0 && (c.failing == nil || c.failing(item.Ref)):
+				result = governance.UploadResult{Code: c.code, Reason: "no"}
+			case kind.IsOfPool:
+				c.ofPool[item.Ref] = item
+			default:
+				c.stored[item.Ref] = item
+			}
+			results = append(results, result)
 		}
-		if kind, _ := governance.KindOf(item.Resource); kind.IsOfPool {
-			c.ofPool[item.Ref] = item
-		} else {
-			c.stored[item.Ref] = item
-		}
-		return answer(http.StatusOK, struct{}{})
+		return answer(http.StatusOK, governance.UploadAnswer{Results: results})
 	}
 }
 
@@ -206,7 +227,8 @@ func TestRounds(t *testing.T) {
 			"fail": func(t *rapid.T) {
 				c.code = rapid.SampledFrom([]int{0, http.StatusServiceUnavailable, http.StatusForbidden}).Draw(t, "code")
 			},
-			"round": func(*rapid.T) { _, _ = p.turn(context.Background()) },
+			"take time": func(t *rapid.T) { c.most = rapid.IntRange(0, 3).Draw(t, "at once") },
+			"round":     func(*rapid.T) { _, _ = p.turn(context.Background()) },
 			"": func(t *rapid.T) {
 				at, code := c.at, c.code
 				c.at, c.code = "b:1", 0
@@ -268,7 +290,7 @@ func TestTheStatusNamesNoSecret(t *testing.T) {
 	secret := governance.Item{Ref: governance.Ref{Resource: "secrets", Namespace: "default", Name: "of-payments"}, UID: "1", Version: "1"}
 	for name, c := range map[string]*coordinator{
 		"an answer":  {at: "a:1", code: http.StatusServiceUnavailable},
-		"no answer":  {at: "a:1", broken: "/v1/objects/"},
+		"no answer":  {at: "a:1", broken: governance.UploadPath},
 		"not at all": {},
 	} {
 		n := node{}

@@ -16,6 +16,7 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -231,6 +232,10 @@ func (l *listener) Accept() (net.Conn, error) {
 		caller := CallerOf(conn.RemoteAddr().String())
 		if !l.countsAll && caller == CallerOf(conn.LocalAddr().String()) {
 			return conn, nil
+		}
+		// Whoever may use one address of loopback may use millions.
+		if l.countsAll && netip.Addr(caller).IsLoopback() {
+			caller = CallerOf("127.0.0.1:0")
 		}
 		if l.connections.Take(caller, 1) {
 			return &counted{Conn: conn, give: sync.OnceFunc(func() { l.connections.Give(caller, 1) })}, nil
