@@ -45,6 +45,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/assign"
 	"github.com/atoll-k8s/atoll/internal/controller"
 	"github.com/atoll-k8s/atoll/internal/controller/workloadkind"
+	"github.com/atoll-k8s/atoll/internal/domain/connectivity"
 	"github.com/atoll-k8s/atoll/internal/extender"
 	"github.com/atoll-k8s/atoll/internal/governance"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
@@ -306,7 +307,7 @@ func slimNode(obj any) (any, error) {
 		node.ManagedFields = nil
 		node.Status = corev1.NodeStatus{
 			Allocatable: withoutZeros(node.Status.Allocatable),
-			Conditions:  readyCondition(node.Status.Conditions),
+			Conditions:  ourConditions(node.Status.Conditions),
 			Addresses:   internalAddresses(node.Status.Addresses),
 		}
 	}
@@ -335,14 +336,14 @@ func internalAddresses(all []corev1.NodeAddress) (some []corev1.NodeAddress) {
 	return some
 }
 
-// readyCondition returns a list with the condition Ready only; nil if there is none.
-func readyCondition(all []corev1.NodeCondition) []corev1.NodeCondition {
+// ourConditions returns the conditions that are read; nil if there is none.
+func ourConditions(all []corev1.NodeCondition) (some []corev1.NodeCondition) {
 	for _, c := range all {
-		if c.Type == corev1.NodeReady {
-			return []corev1.NodeCondition{c}
+		if c.Type == corev1.NodeReady || c.Type == connectivity.PodNotWritten {
+			some = append(some, c)
 		}
 	}
-	return nil
+	return some
 }
 
 // connect passes nodes to the ledger, and pods without an owner from the ledger to the

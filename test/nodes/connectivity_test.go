@@ -307,7 +307,7 @@ func (r *poolRig) testReleased() {
 	r.eventually("nothing is left anywhere", func() error {
 		out := r.kubectl("get", "nodes,pods,leases", "-A", "-o", "yaml")
 		for _, mark := range []string{
-			connectivity.Annotation, connectivity.ExcludeLabel, connectivity.TolerationsAnnotation, governance.DelegatedAnnotation, governance.PulseAnnotation,
+			connectivity.Annotation, connectivity.ExcludeLabel, connectivity.PodNotWritten, connectivity.TolerationsAnnotation, governance.DelegatedAnnotation, governance.PulseAnnotation,
 			connectivity.ReasonDelegated, connectivity.ReasonUnobserved, connectivity.ReasonFrozen, connectivity.ReasonLost, connectivity.ReasonReleased,
 		} {
 			if n := strings.Count(out, mark); n > 0 {

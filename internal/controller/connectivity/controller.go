@@ -30,6 +30,7 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	decide "github.com/atoll-k8s/atoll/internal/domain/connectivity"
 	"github.com/atoll-k8s/atoll/internal/governance"
+	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
 	"github.com/atoll-k8s/atoll/internal/machinery/watch"
 )
 
@@ -319,7 +320,8 @@ func (r *Reconciler) takeSteps(ctx context.Context, t *task) (*corev1.Node, erro
 	for range maxSteps {
 		steps := decide.Steps(o)
 		if len(steps) == 0 && t.isReleased {
-			return o.Node, r.releaseLease(ctx, t.name)
+			failed = r.releaseLease(ctx, t.name)
+			break
 		}
 		if len(steps) <= left || steps[left].IsWait || left > 0 && steps[left].Node != nil && !steps[left].IsStatus { // the mark goes last
 			break
@@ -332,7 +334,39 @@ func (r *Reconciler) takeSteps(ctx context.Context, t *task) (*corev1.Node, erro
 			left++
 		}
 	}
-	return o.Node, failed
+	return o.Node, errors.Join(failed, r.tellPodNotWritten(ctx, o, failed))
+}
+
+// tellPodNotWritten writes the condition of a node of which a pod cannot be written, and removes it once all are.
+func (r *Reconciler) tellPodNotWritten(ctx context.Context, o *decide.Observed, failed error) error {
+	message := ""
+	if refused := (*notWritten)(nil); errors.As(failed, &refused) {
+		message = refused.Error()
+	} else if failed != nil {
+		return nil
+	}
+	node := decide.TellPodNotWritten(o.Node, message, o.Now)
+	if node == nil {
+		return nil
+	}
+	if err := r.write(ctx, o.Node, node, true); err != nil {
+		return fmt.Errorf("the condition %s: %w", decide.PodNotWritten, err)
+	}
+	o.Node = node
+	return nil
+}
+
+// notWritten is why a pod cannot be written.
+type notWritten struct {
+	error
+
+	pod *corev1.Pod
+}
+
+// Error names the pod, in no more bytes than an event accepts.
+func (n *notWritten) Error() string {
+	const shown = 700 // the API server accepts 1024
+	return fmt.Sprintf("Pod %s/%s: %s", n.pod.Namespace, n.pod.Name, conditions.Truncate(conditions.Printable(n.error.Error()), shown))
 }
 
 // take writes what a step says, and puts what was written in the place of what was observed.
@@ -357,11 +391,11 @@ func (r *Reconciler) take(ctx context.Context, o *decide.Observed, step *decide.
 			o.Pods[i] = pod
 		case apierrors.IsNotFound(err):
 			o.Pods[i] = nil
+		case apierrors.IsConflict(err):
+			errs[i] = err
 		default:
-			if !apierrors.IsConflict(err) {
-				r.podRefused(o.Node, pod, step.Note, err)
-			}
-			errs[i] = fmt.Errorf("pod %s/%s: %w", pod.Namespace, pod.Name, err)
+			errs[i] = &notWritten{fmt.Errorf("%s: %w", step.Note, err), pod}
+			r.Recorder.Eventf(o.Node, pod, corev1.EventTypeWarning, "PodNotWritten", "Conclude", "%s", errs[i].Error())
 		}
 	})
 	o.Pods = slices.DeleteFunc(o.Pods, func(pod *corev1.Pod) bool { return pod == nil })

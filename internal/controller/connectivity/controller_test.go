@@ -497,6 +497,12 @@ func (s *site) is(name string) string {
 	if ready.Reason != "KubeletReady" && ready.Reason != "" {
 		words = append(words, ready.Reason)
 	}
+	for _, c := range node.Status.Conditions {
+		if c.Type == decide.PodNotWritten {
+			subject, _, _ := strings.Cut(c.Message, ":")
+			words = append(words, "| not written: "+subject)
+		}
+	}
 	for _, p := range s.pods(name) {
 		text := p.Name
 		for _, c := range p.Status.Conditions {
@@ -733,7 +739,7 @@ func TestAPodThatCannotBeWrittenKeepsItsNodeReady(t *testing.T) {
 	}
 	s.away(decide.Delegated)
 	s.run(minute)
-	s.wants("a", "Delegated marked label True | other kept annotated | web-a 300s | Lease annotated")
+	s.wants("a", "Delegated marked label True | not written: Pod "+build.Namespace+"/web-a | other kept annotated | web-a 300s | Lease annotated")
 	i := slices.IndexFunc(s.said(), func(e string) bool {
 		return strings.HasPrefix(e, "Warning PodNotWritten Pod "+build.Namespace+"/web-a: tolerations without limit: the webhook says no: ü") && strings.HasSuffix(e, "ü…")
 	})
@@ -762,7 +768,7 @@ func TestAPodThatCannotBeWrittenKeepsNoOther(t *testing.T) {
 			s.machines["a"].isDead = true
 			s.run(3 * minute)
 			left := map[bool]string{true: "web-a 300s", false: "web-a not Ready kept annotated"}[refused == "status Pod web-a"]
-			s.wants("a", "Lost marked Unknown NodeLost | other not Ready 300s | "+left+" | Lease annotated")
+			s.wants("a", "Lost marked Unknown NodeLost | not written: Pod "+build.Namespace+"/web-a | other not Ready 300s | "+left+" | Lease annotated")
 			s.refuse = nil
 			s.run(lookEvery)
 			s.wants("a", "Lost marked Unknown NodeLost | other not Ready 300s | web-a not Ready 300s | Lease annotated")

@@ -1,6 +1,8 @@
 package connectivity
 
 import (
+	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -26,6 +28,32 @@ func readyOf(node *corev1.Node) *corev1.NodeCondition {
 func isReadyOurs(node *corev1.Node) bool {
 	ready := readyOf(node)
 	return ready != nil && messages[ready.Reason] != ""
+}
+
+// PodNotWritten is the type of a condition of a Node, and its reason: a pod of the node cannot be written, so that what was
+// concluded about the node is carried out in part only. It is there as long as that is so.
+const PodNotWritten = "AtollPodNotWritten"
+
+// TellPodNotWritten returns the Node with the condition PodNotWritten for a message that names the pod and, after a colon,
+// says why, and without the condition for ""; nil if it is so already, with whatever reason for that pod.
+func TellPodNotWritten(node *corev1.Node, message string, now time.Time) *corev1.Node {
+	is := func(c corev1.NodeCondition) bool { return c.Type == PodNotWritten }
+	pod := func(message string) string { before, _, _ := strings.Cut(message, ":"); return before }
+	told := ""
+	if i := slices.IndexFunc(node.Status.Conditions, is); i >= 0 {
+		told = node.Status.Conditions[i].Message
+	}
+	if pod(told) == pod(message) {
+		return nil
+	}
+	node = node.DeepCopy()
+	node.Status.Conditions = slices.DeleteFunc(node.Status.Conditions, is)
+	if at := metav1.NewTime(now); message != "" {
+		node.Status.Conditions = append(node.Status.Conditions, corev1.NodeCondition{
+			Type: PodNotWritten, Status: corev1.ConditionTrue, LastHeartbeatTime: at, LastTransitionTime: at, Reason: PodNotWritten, Message: message,
+		})
+	}
+	return node
 }
 
 // IsReady reports whether the node is Ready.
