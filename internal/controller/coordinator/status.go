@@ -69,7 +69,7 @@ func setPool(status *apps.YurtCoordinatorStatus, s *scope, set func(kind string,
 		set(apps.ConditionPodAccess, metav1.ConditionUnknown, apps.ReasonWriteFailed, messageOf(s.failed))
 		return
 	case s.pool == nil:
-		set(apps.ConditionPodAccess, metav1.ConditionUnknown, apps.ReasonPoolSilent, "no hub of the pool says how it is: none reaches both the cloud and the coordinator")
+		set(apps.ConditionPodAccess, metav1.ConditionUnknown, apps.ReasonPoolSilent, "no hub of the pool says how it is: the coordinator was started in the last minute, or no hub reaches both it and the cloud")
 		return
 	}
 	for _, node := range s.pool.Outside {

@@ -275,10 +275,14 @@ func (f *forwarder) status(ctx context.Context, done *forwarded, pod *governance
 	}
 	body, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": pod.UID},
-		"status": corev1.PodStatus{
-			Phase: pod.Status.Phase, Conditions: conditions, PodIP: pod.Status.PodIP, PodIPs: pod.Status.PodIPs, HostIP: pod.Status.HostIP, HostIPs: pod.Status.HostIPs,
+		"status": struct {
+			corev1.PodStatus
+
+			PodIPs []any `json:"podIPs,omitempty"`
+		}{corev1.PodStatus{
+			Phase: pod.Status.Phase, Conditions: conditions, PodIP: pod.Status.PodIP, HostIP: pod.Status.HostIP, HostIPs: pod.Status.HostIPs,
 			StartTime: pod.Status.StartTime, InitContainerStatuses: pod.Status.InitContainerStatuses, ContainerStatuses: pod.Status.ContainerStatuses,
-		},
+		}, replacing(pod.Status.PodIPs)},
 	})
 	if err != nil {
 		return err
@@ -296,6 +300,18 @@ func (f *forwarder) status(ctx context.Context, done *forwarded, pod *governance
 		done.pods[pod.UID] = digest
 	}
 	return err
+}
+
+// replacing returns what a strategic merge patch has for a list that is to be replaced: those that a pod had before it was
+// started again must go.
+func replacing(ips []corev1.PodIP) (list []any) {
+	for _, ip := range ips {
+		list = append(list, ip)
+	}
+	if len(list) > 0 {
+		list = append(list, map[string]string{"$patch": "replace"})
+	}
+	return list
 }
 
 // isCode reports whether the cloud has refused a request with one of these codes.
