@@ -2,6 +2,7 @@ package nodes
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -46,6 +48,7 @@ func TestConnectivityOnRealNodes(t *testing.T) {
 	r.says(nil, apps.ReasonKubeletsAccept, "") // all hubs have found it
 	r.parts(
 		poolPart{"a node that is cut off keeps its pods and its endpoints", (*poolRig).testDelegated},
+		poolPart{"a pod that nobody may change keeps its node Ready", (*poolRig).testNotWritten},
 		poolPart{"a node that dies loses its pods", (*poolRig).testLost},
 		poolPart{"a pool that is silent as a whole is frozen", (*poolRig).testFrozen},
 		poolPart{"without a coordinator nothing of it is left", (*poolRig).testReleased},
@@ -232,6 +235,52 @@ func (r *poolRig) testDelegated() {
 		}
 	}
 	r.kubectl("delete", "pod", "probed", "--now")
+}
+
+func (r *poolRig) testNotWritten() {
+	node := r.other()
+	meta, fail := metav1.ObjectMeta{Name: "not-this-pod"}, admissionv1.Fail
+	policy := &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: meta, Spec: admissionv1.ValidatingAdmissionPolicySpec{
+		FailurePolicy: &fail,
+		MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
+			Operations: []admissionv1.OperationType{admissionv1.Update}, Rule: admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods"}},
+		}}}},
+		Validations: []admissionv1.Validation{{Expression: fmt.Sprintf("object.metadata.name != 'web-%s'", node), Message: "nobody may change this pod"}},
+	}}
+	r.create(policy, &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: meta, Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
+		PolicyName: meta.Name, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny},
+	}})
+	r.eventually("nobody may change the pod", func() error {
+		if _, err := r.tryKubectl("annotate", "pod", "web-"+node, "--overwrite", "--dry-run=server", "tried="+rand.Text()); err == nil {
+			return errors.New("it can be changed")
+		}
+		return nil
+	})
+	is := func(ready corev1.ConditionStatus, isTold bool) {
+		r.Helper()
+		r.eventually(fmt.Sprintf("Ready is %s, and a condition tells of the pod: %t", ready, isTold), func() error {
+			n, err := r.node(node)
+			if err != nil {
+				return err
+			}
+			told := slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+				return c.Type == connectivity.PodNotWritten && strings.Contains(c.Message, "Pod default/web-"+node+": ") && strings.Contains(c.Message, "nobody may change this pod")
+			})
+			if told != isTold {
+				return fmt.Errorf("the conditions are %+v", n.Status.Conditions)
+			}
+			return r.ready(node, ready)()
+		})
+	}
+	r.cut(true, node)
+	r.concludes(connectivity.Delegated, node)
+	is(corev1.ConditionTrue, true)
+	r.stays(time.Minute, true, node)
+	is(corev1.ConditionTrue, true)
+	r.kubectl("delete", "validatingadmissionpolicies,validatingadmissionpolicybindings", meta.Name)
+	is(corev1.ConditionUnknown, false)
+	r.cut(false, node)
+	r.back(node)
 }
 
 func (r *poolRig) testLost() {

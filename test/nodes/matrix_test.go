@@ -56,6 +56,11 @@ var failures = []failure{
 	{"the link of a follower is cut", func(m *matrixRig) { m.cutOff(1) }, "Direct Delegated Direct Direct", 2 * time.Minute},
 	{"the link of the coordinator's node is cut, whose hub leads", func(m *matrixRig) { m.cutOff(0) }, "Delegated Direct Direct Direct", 4 * time.Minute},
 	{"the links of all are cut", func(m *matrixRig) { m.cutOff(0, 1, 2, 3) }, "Frozen Frozen Frozen Frozen", 2 * time.Minute},
+	{"the links of all are cut, and atoll-manager is killed", func(m *matrixRig) {
+		m.cutOff(0, 1, 2, 3)
+		m.concludes(connectivity.Frozen, m.roles...)
+		m.killManager()
+	}, "Frozen Frozen Frozen Frozen", 2 * time.Minute},
 	{"a follower does not reach its pool", func(m *matrixRig) { m.leg(devcluster.Pool, devcluster.LegState{Cut: true}, 1) }, "Direct Direct Direct Direct", 90 * time.Second},
 	{"a follower reaches neither", func(m *matrixRig) {
 		m.leg(devcluster.Pool, devcluster.LegState{Cut: true}, 1)
@@ -71,6 +76,11 @@ var failures = []failure{
 	}, "Direct Direct Direct Direct", 0},
 	{"the link of a follower loses 30 % of all packets", func(m *matrixRig) { m.leg(devcluster.Cloud, devcluster.LegState{Loss: 0.3}, 1) }, "Direct - Direct Direct", 2 * time.Minute},
 	{"a follower dies", func(m *matrixRig) { m.dies(1) }, "Direct Lost Direct Direct", 0},
+	{"a follower dies, and atoll-manager is killed", func(m *matrixRig) {
+		m.dies(1)
+		m.sleep(30 * time.Second) // it is silent, and nothing is concluded
+		m.killManager()
+	}, "Direct Lost Direct Direct", 0},
 	{"the coordinator's node dies, whose hub leads", func(m *matrixRig) { m.dies(0) }, "Lost Direct Direct Direct", 0},
 	{"a follower is cut off, and the coordinator's node dies", after((*matrixRig).dies, 0), "Lost Delegated Direct Direct", time.Minute},
 	{"… and the coordinator's pod is deleted", after(func(m *matrixRig, _ ...int) {
@@ -108,9 +118,7 @@ var failures = []failure{
 		m.cutOff(1, 2)
 		m.dies(3)
 	}, "Direct Delegated Delegated Lost", time.Minute},
-	{"a follower is cut off, and atoll-manager is killed", after(func(m *matrixRig, _ ...int) {
-		m.kubectl("delete", "pod", "-n", atoll.Namespace, "-l", "app.kubernetes.io/name=atoll-manager", "--force", "--grace-period=0")
-	}), "Direct Delegated Direct Direct", time.Minute},
+	{"a follower is cut off, and atoll-manager is killed", after(func(m *matrixRig, _ ...int) { m.killManager() }), "Direct Delegated Direct Direct", time.Minute},
 	{"… and kube-controller-manager is started again", after(func(m *matrixRig, _ ...int) {
 		if err := m.Restart(m.Context(), devcluster.ControllerManager); err != nil {
 			m.Fatal(err)
@@ -142,6 +150,10 @@ func killed(container string) func(*matrixRig, ...int) {
 			m.Fatal(err)
 		}
 	}
+}
+
+func (m *matrixRig) killManager() {
+	m.kubectl("delete", "pod", "-n", atoll.Namespace, "-l", "app.kubernetes.io/name=atoll-manager", "--force", "--grace-period=0")
 }
 
 // pod returns the name of the coordinator's.
