@@ -4,11 +4,13 @@
 package access
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -142,7 +144,7 @@ func (p *Port) serve(ctx context.Context) error {
 			within, end := context.WithCancel(r.Context()) // the server does not end what was upgraded
 			defer end()
 			defer context.AfterFunc(ctx, end)()
-			p.pass(w, r.WithContext(within))
+			p.pass(&ending{w, within}, r.WithContext(within))
 		}),
 		TLS: &tls.Config{
 			MinVersion: tls.VersionTLS13, ClientAuth: tls.RequireAnyClientCert, VerifyConnection: p.verify, SessionTicketsDisabled: true,
@@ -166,6 +168,26 @@ func (p *Port) serve(ctx context.Context) error {
 	}
 	return err
 }
+
+// ending closes the client's connection too, when ctx ends, if it was upgraded: one whose other end was closed in good order
+// would stay until the client says something.
+type ending struct {
+	http.ResponseWriter
+
+	ctx context.Context //nolint:containedctx // it is that of the one request
+}
+
+// Hijack is for http.ResponseController.
+func (e *ending) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, buffered, err := http.NewResponseController(e.ResponseWriter).Hijack()
+	if err == nil {
+		context.AfterFunc(e.ctx, func() { _ = conn.Close() })
+	}
+	return conn, buffered, err
+}
+
+// Unwrap is for http.ResponseController.
+func (e *ending) Unwrap() http.ResponseWriter { return e.ResponseWriter }
 
 // watch ends ctx once the port cannot be served any more.
 func (p *Port) watch(ctx context.Context, cancel context.CancelCauseFunc) {
