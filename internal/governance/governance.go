@@ -361,7 +361,7 @@ func EncodeUploads(uploads []Upload) (contentType string, body []byte, err error
 }
 
 // UploadAnswer is the answer to an upload. It has a result for each of the first objects. The others were not read, because
-// these took BeatEvery, and have to be sent again.
+// these took a while, and have to be sent again.
 type UploadAnswer struct {
 	Results []UploadResult `json:"results"`
 }

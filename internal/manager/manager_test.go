@@ -21,6 +21,7 @@ import (
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/connectivity"
 	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/pki"
 	"github.com/atoll-k8s/atoll/internal/seats"
@@ -140,7 +141,7 @@ func TestSlimNodeKeepsWhatTheLedgerAndGroupsRead(t *testing.T) {
 	}))
 	want := seats.SlimNode(node)
 	fat := node.DeepCopy()
-	fat.Status.Conditions = append([]corev1.NodeCondition{{Type: corev1.NodeMemoryPressure}}, fat.Status.Conditions...)
+	fat.Status.Conditions = append([]corev1.NodeCondition{{Type: corev1.NodeMemoryPressure}, {Type: connectivity.PodNotWritten}}, fat.Status.Conditions...)
 	fat.Status.Capacity, fat.Status.NodeInfo.KernelVersion = fat.Status.Allocatable, "6"
 	fat.Status.Images = []corev1.ContainerImage{{Names: []string{"image"}}}
 	fat.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "m"}}
@@ -152,7 +153,7 @@ func TestSlimNodeKeepsWhatTheLedgerAndGroupsRead(t *testing.T) {
 	if diff := cmp.Diff(want, seats.SlimNode(slim)); diff != "" {
 		t.Errorf("the ledger reads another node (-want +got):\n%s", diff)
 	}
-	if len(slim.Status.Images)+len(slim.ManagedFields)+len(slim.Status.Capacity)+len(slim.Status.NodeInfo.KernelVersion) != 0 || len(slim.Status.Conditions) != 1 {
+	if len(slim.Status.Images)+len(slim.ManagedFields)+len(slim.Status.Capacity)+len(slim.Status.NodeInfo.KernelVersion) != 0 || len(slim.Status.Conditions) != 2 {
 		t.Errorf("kept fields that are not read: %+v", slim)
 	}
 	if _, kept := slim.Status.Allocatable["hugepages-1Gi"]; kept || len(slim.Status.Allocatable) != 4 {

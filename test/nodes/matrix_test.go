@@ -33,6 +33,8 @@ type matrixRig struct {
 	*poolRig
 
 	roles []string
+	// began is when the failure began.
+	began time.Time
 }
 
 // failure is a row of the matrix.
@@ -140,6 +142,7 @@ func after(do func(*matrixRig, ...int), roles ...int) func(*matrixRig) {
 	return func(m *matrixRig) {
 		m.cutOff(1)
 		m.concludes(connectivity.Delegated, m.roles[1])
+		m.began = time.Now()
 		do(m, roles...)
 	}
 }
@@ -208,15 +211,17 @@ func TestFailureMatrix(t *testing.T) {
 	for _, f := range failures {
 		if !t.Run(f.about, func(t *testing.T) {
 			row := (&matrixRig{poolRig: r.in(t)}).run(&f)
-			t.Log("\n" + row)
-			if t.Failed() {
+			if t.Log("\n" + row); t.Failed() {
 				return
 			}
-			if err := writeRow(file, row); err != nil {
+			if err := writeRow(file, f.about, row); err != nil {
 				t.Error(err)
 			}
 		}) {
 			r.restore()
+			if err := writeRow(file, f.about, ""); err != nil {
+				t.Error(err)
+			}
 		}
 	}
 }
@@ -236,22 +241,22 @@ Each failure was made on four real nodes of a pool with a [coordinator](pools.md
 |---|---|---|---|---|---|---|
 `
 
-// writeRow puts a row into the table. Others that are there stay.
-func writeRow(file, row string) error {
+// writeRow puts a row into the table, or removes it. Others that are there stay.
+func writeRow(file, about, row string) error {
 	before, err := os.ReadFile(file)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	of := func(row string) string { return strings.SplitN(row, "|", 3)[1] }
-	rows := map[string]string{of(row): row}
-	for line := range strings.Lines(strings.TrimPrefix(string(before), matrixHead)) {
-		if strings.HasPrefix(line, "| ") && of(line) != of(row) {
-			rows[of(line)] = line
+	rows := map[string]string{}
+	for line := range strings.Lines(string(before)) {
+		if cells := strings.SplitN(line, " | ", 2); len(cells) == 2 {
+			rows[strings.TrimPrefix(cells[0], "| ")] = line
 		}
 	}
+	rows[about] = row
 	table := matrixHead
 	for _, f := range failures {
-		table += rows[" "+f.about+" "]
+		table += rows[f.about]
 	}
 	return os.WriteFile(file, []byte(table), 0o644) //nolint:gosec // it is for docs
 }
@@ -273,6 +278,8 @@ func (r *poolRig) restore() {
 		r.kubectl("delete", "pod", "web-"+node, "--now", "--ignore-not-found")
 		r.web(node)
 	}
+	r.back(matrixNodes...)
+	r.settled(matrixNodes...)
 }
 
 // run makes a failure and undoes it, and returns its row.
@@ -291,11 +298,11 @@ func (m *matrixRig) run(f *failure) string {
 		}
 	})
 	o := m.observe()
+	m.began = time.Now()
 	f.begin(m)
-	began := time.Now()
-	concluded := m.conclude(f, began)
+	concluded := m.conclude(f)
 	m.sleep(max(f.hold, 30*time.Second))
-	m.conclude(f, began) // still, or again
+	m.conclude(f) // still, or again
 	states := strings.Fields(f.want)
 	for role, state := range states {
 		if state == lost {
@@ -321,7 +328,7 @@ func (m *matrixRig) run(f *failure) string {
 		return err
 	})
 	people := fmt.Sprintf("after %s", time.Since(asked).Round(time.Second))
-	pods, endpoints, oldest := o.end(m, states, began)
+	pods, endpoints, oldest := o.end(m, states)
 	return fmt.Sprintf("| %s | %s | %s | %s | %s | %s | %s |\n", f.about, concluded, pods, endpoints, oldest, people, m.undo(states))
 }
 
@@ -336,8 +343,9 @@ func (m *matrixRig) alive(states []string) (nodes []string) {
 }
 
 // conclude waits for the states, and returns when they came.
-func (m *matrixRig) conclude(f *failure, began time.Time) string {
+func (m *matrixRig) conclude(f *failure) string {
 	m.Helper()
+	asked := time.Now()
 	var all []string
 	for _, state := range []string{delegated, frozen, lost} {
 		var nodes []string
@@ -348,7 +356,11 @@ func (m *matrixRig) conclude(f *failure, began time.Time) string {
 		}
 		if len(nodes) > 0 {
 			m.concludes(connectivity.State(state), nodes...)
-			all = append(all, fmt.Sprintf("%s after %s", state, time.Since(began).Round(time.Second)))
+			said := state + " still"
+			if took := time.Since(m.began).Round(time.Second); time.Since(asked) > time.Second || took > 10*time.Second {
+				said = fmt.Sprintf("%s after %s", state, took)
+			}
+			all = append(all, said)
 		}
 	}
 	if len(all) == 0 {
@@ -471,10 +483,10 @@ func (o *observation) of(node string, what func(*observed) time.Time) (at time.T
 }
 
 // end ends the observation, and returns what the row says of it. What must not have happened fails the test.
-func (o *observation) end(m *matrixRig, states []string, began time.Time) (pods, endpoints, oldest string) {
+func (o *observation) end(m *matrixRig, states []string) (pods, endpoints, oldest string) {
 	m.Helper()
 	o.stop()
-	after := func(at time.Time) string { return at.Sub(began).Round(time.Second).String() }
+	after := func(at time.Time) string { return at.Sub(m.began).Round(time.Second).String() }
 	evicted, removed, most := map[string]bool{}, map[string]bool{}, time.Duration(0)
 	for role, state := range states {
 		node, seen := m.roles[role], o.all[m.roles[role]]

@@ -316,10 +316,10 @@ func (r *Reconciler) takeSteps(ctx context.Context, t *task) (*corev1.Node, erro
 	// What keeps pods where they are comes in its order, or not at all. What lets them go does not wait for one pod that
 	// somebody refuses to be written.
 	letsGo := t.record.State == decide.Lost || t.record.State == decide.Released
-	failed, left := error(nil), 0
+	failed, left, isDone := error(nil), 0, false
 	for range maxSteps {
 		steps := decide.Steps(o)
-		if len(steps) == 0 && t.isReleased {
+		if isDone = len(steps) == 0; isDone && t.isReleased {
 			failed = r.releaseLease(ctx, t.name)
 			break
 		}
@@ -334,15 +334,15 @@ func (r *Reconciler) takeSteps(ctx context.Context, t *task) (*corev1.Node, erro
 			left++
 		}
 	}
-	return o.Node, errors.Join(failed, r.tellPodNotWritten(ctx, o, failed))
+	return o.Node, errors.Join(failed, r.tellPodNotWritten(ctx, o, failed, isDone))
 }
 
-// tellPodNotWritten writes the condition of a node of which a pod cannot be written, and removes it once all are.
-func (r *Reconciler) tellPodNotWritten(ctx context.Context, o *decide.Observed, failed error) error {
+// tellPodNotWritten writes the condition of a node of which a pod cannot be written, and removes it once all is done.
+func (r *Reconciler) tellPodNotWritten(ctx context.Context, o *decide.Observed, failed error, isDone bool) error {
 	message := ""
 	if refused := (*notWritten)(nil); errors.As(failed, &refused) {
 		message = refused.Error()
-	} else if failed != nil {
+	} else if failed != nil || !isDone {
 		return nil
 	}
 	node := decide.TellPodNotWritten(o.Node, message, o.Now)
@@ -391,8 +391,8 @@ func (r *Reconciler) take(ctx context.Context, o *decide.Observed, step *decide.
 			o.Pods[i] = pod
 		case apierrors.IsNotFound(err):
 			o.Pods[i] = nil
-		case apierrors.IsConflict(err):
-			errs[i] = err
+		case apierrors.IsConflict(err), apierrors.IsTooManyRequests(err), apierrors.IsServerTimeout(err), apierrors.IsTimeout(err), apierrors.IsServiceUnavailable(err):
+			errs[i] = err // nothing is wrong with the pod
 		default:
 			errs[i] = &notWritten{fmt.Errorf("%s: %w", step.Note, err), pod}
 			r.Recorder.Eventf(o.Node, pod, corev1.EventTypeWarning, "PodNotWritten", "Conclude", "%s", errs[i].Error())

@@ -776,6 +776,54 @@ func TestAPodThatCannotBeWrittenKeepsNoOther(t *testing.T) {
 	}
 }
 
+// TestAPodThatCannotBeWrittenIsToldUntilItIs, also of a node that is back, or whose pool has no coordinator any more.
+func TestAPodThatCannotBeWrittenIsToldUntilItIs(t *testing.T) {
+	for _, isDeleted := range []bool{false, true} {
+		t.Run(fmt.Sprintf("the coordinator is deleted: %t", isDeleted), func(t *testing.T) {
+			s := newSite(t)
+			s.away(decide.Delegated)
+			s.run(minute)
+			why := "no"
+			s.refuse = func(request string) error {
+				if request == "patch Pod web-a" {
+					return errors.New(why)
+				}
+				return nil
+			}
+			told := func() (message string) {
+				for _, c := range s.node("a").Status.Conditions {
+					if c.Type == decide.PodNotWritten {
+						message = c.Message
+					}
+				}
+				return message
+			}
+			if isDeleted {
+				s.deleteCoordinator("edge")
+			}
+			s.machines["a"].isCut = false
+			s.run(2 * minute)
+			if !strings.HasSuffix(told(), ": no") {
+				t.Errorf("the condition says %q", told())
+			}
+			writes := len(s.writes)
+			why = "still not"
+			s.run(2 * minute)
+			if !strings.HasSuffix(told(), ": still not") {
+				t.Errorf("later the condition says %q", told())
+			}
+			if n := strings.Count(strings.Join(s.writes[writes:], "\n"), "status Node a"); n != 1 {
+				t.Errorf("the condition was written %d times", n)
+			}
+			s.refuse = nil
+			s.run(2 * minute)
+			if told() != "" || strings.Contains(s.is("a"), "kept") || isDeleted && s.pools["edge"] != nil {
+				t.Errorf("in the end the node is %s", s.is("a"))
+			}
+		})
+	}
+}
+
 func TestConflictsAreTriedAgain(t *testing.T) {
 	s := newSite(t)
 	refused := map[string]bool{}

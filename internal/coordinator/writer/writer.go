@@ -29,6 +29,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/coordinator/object"
 	"github.com/atoll-k8s/atoll/internal/coordinator/records"
 	"github.com/atoll-k8s/atoll/internal/governance"
+	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
 )
 
 const (
@@ -37,6 +38,10 @@ const (
 	// lookEvery is the time between two looks at whether etcd is still the one that was loaded, and at which nodes
 	// the pool has.
 	lookEvery = time.Second
+	// uploadFor is after how long no further object of an upload is stored: its hub has to beat.
+	uploadFor = governance.BeatEvery / 2
+	// maxText bounds the name of an object that is uploaded, and why it is refused, in bytes. A name has 500 at most.
+	maxText = 1024
 )
 
 // DefaultLimits are those of a coordinator for 200 nodes and 2,000 pods, with much to spare. kube-apiserver takes about
@@ -208,17 +213,16 @@ type malformed struct{ error }
 // ofNode returns the handler of requests of the pool's nodes. answer is sent in JSON.
 func ofNode[T any](w *Writer, do func(node string, r *http.Request) (answer T, err error)) http.HandlerFunc {
 	return func(rw http.ResponseWriter, r *http.Request) {
-		answer, err := func() (answer T, err error) {
-			node, err := w.nodeOf(r)
-			if err != nil {
-				return answer, err
-			}
+		node, err := w.nodeOf(r)
+		var answer T
+		if err == nil {
 			if _, isBusy := w.busy.LoadOrStore(node, true); isBusy {
-				return answer, fmt.Errorf("another request of the node %s is in progress", node)
+				err = fmt.Errorf("another request of the node %s is in progress", node)
+			} else {
+				defer w.busy.Delete(node) // once it is answered
+				answer, err = do(node, r)
 			}
-			defer w.busy.Delete(node)
-			return do(node, r)
-		}()
+		}
 		if err != nil {
 			code := codeOf(err)
 			w.log.V(2).Info("A request is refused", "path", r.URL.Path, "code", code, "reason", err.Error())
@@ -393,24 +397,28 @@ func (w *Writer) compare(
 func (w *Writer) upload(node string, r *http.Request) (answer governance.UploadAnswer, err error) {
 	r.Body = http.MaxBytesReader(nil, r.Body, 2*governance.MaxObject)
 	objects, err := r.MultipartReader()
-	for began := w.now(); err == nil && w.now().Sub(began) < governance.BeatEvery; {
+	for began := w.now(); err == nil && w.now().Sub(began) < uploadFor && len(answer.Results) < governance.MaxItems; {
 		var field *multipart.Part
 		if field, err = objects.NextRawPart(); errors.Is(err, io.EOF) {
 			return answer, nil
 		}
+		if err == nil && len(field.FormName()) > maxText {
+			err = errors.New("the name of an object is too long")
+		}
 		var content []byte
 		if err == nil {
-			content, err = io.ReadAll(field)
+			content, err = io.ReadAll(io.LimitReader(field, governance.MaxObject+1))
 		}
 		if err != nil {
 			break
 		}
-		result := governance.UploadResult{Code: http.StatusOK}
-		if err := w.put(r.Context(), node, governance.ParseRef(field.FormName()), content); err != nil {
-			result.Code, result.Reason = codeOf(err), err.Error()
+		result, ref := governance.UploadResult{Code: http.StatusOK}, governance.ParseRef(field.FormName())
+		if err := w.put(r.Context(), node, ref, content); err != nil {
+			result.Code, result.Reason = codeOf(err), conditions.Truncate(err.Error(), maxText)
 			if result.Code == http.StatusServiceUnavailable {
 				return answer, err
 			}
+			w.log.V(2).Info("An object is refused", "node", node, "object", ref.String(), "code", result.Code, "reason", result.Reason)
 		}
 		answer.Results = append(answer.Results, result)
 	}
@@ -423,7 +431,7 @@ func (w *Writer) upload(node string, r *http.Request) (answer governance.UploadA
 // put stores an object.
 func (w *Writer) put(ctx context.Context, node string, ref governance.Ref, content []byte) error {
 	if len(content) > governance.MaxObject {
-		return malformed{fmt.Errorf("it is too large: it has %d bytes, more than %d", len(content), governance.MaxObject)}
+		return malformed{fmt.Errorf("it is too large: it has more than %d bytes", governance.MaxObject)}
 	}
 	return w.with(ctx, func(ctx context.Context, s *records.Set) error {
 		var o *object.Object

@@ -145,7 +145,8 @@ func TestAnswers(t *testing.T) {
 		"no node of the pool":             {"system:node:c", "", webName, pod("web", "c", 1), 403},
 		"another name":                    {"system:node:a", "", webName, pod("db", "a", 1), 422},
 		"no JSON":                         {"system:node:a", "", webName, "{", 422},
-		"too large":                       {"system:node:a", "", webName, strings.Repeat(" ", 2<<20), 422},
+		"too large":                       {"system:node:a", "", webName, strings.Repeat(" ", governance.MaxObject+1), 422},
+		"a long name":                     {"system:node:a", "", strings.Repeat("a", 2000), "{}", 422},
 		"another resource":                {"system:node:a", "", "events/default/web", pod("web", "a", 1), 422},
 		"no place":                        {"system:node:a", "", webName, strings.Replace(pod("web", "a", 1), `"spec"`, `"status":{"message":"`+strings.Repeat("a", 1<<20-200)+`"},"spec"`, 1), 507},
 		"a beat":                          {"system:node:a", "POST", governance.BeatPath, governance.Beat{}, 200},
@@ -426,7 +427,7 @@ func TestSeveralObjectsAtOnce(t *testing.T) {
 	if code, text := r.sendAs("multipart/form-data; boundary=x", "system:node:a", "POST", governance.UploadPath, "--x\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\n{"); code != http.StatusUnprocessableEntity {
 		t.Errorf("a form without its end is answered %d %s", code, text)
 	}
-	r.now = func() time.Time { now = now.Add(governance.BeatEvery / 4); return now }
+	r.now = func() time.Time { now = now.Add(governance.BeatEvery / 8); return now }
 	if a := upload(); len(a.Results) == 0 || len(a.Results) == 4 {
 		t.Errorf("after two seconds the answer is %+v", a)
 	}

@@ -2,7 +2,6 @@ package connectivity
 
 import (
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -34,24 +33,24 @@ func isReadyOurs(node *corev1.Node) bool {
 // concluded about the node is carried out in part only. It is there as long as that is so.
 const PodNotWritten = "AtollPodNotWritten"
 
-// TellPodNotWritten returns the Node with the condition PodNotWritten for a message that names the pod and, after a colon,
-// says why, and without the condition for ""; nil if it is so already, with whatever reason for that pod.
+// sayAgainAfter is after how long another message replaces that of the condition PodNotWritten.
+const sayAgainAfter = time.Minute
+
+// TellPodNotWritten returns the Node with the condition PodNotWritten and a message, and without the condition for ""; nil if
+// it is so already, or had another message less than a minute ago.
 func TellPodNotWritten(node *corev1.Node, message string, now time.Time) *corev1.Node {
 	is := func(c corev1.NodeCondition) bool { return c.Type == PodNotWritten }
-	pod := func(message string) string { before, _, _ := strings.Cut(message, ":"); return before }
-	told := ""
+	told := corev1.NodeCondition{Type: PodNotWritten, Status: corev1.ConditionTrue, Reason: PodNotWritten, LastTransitionTime: metav1.NewTime(now)}
 	if i := slices.IndexFunc(node.Status.Conditions, is); i >= 0 {
-		told = node.Status.Conditions[i].Message
+		told = node.Status.Conditions[i]
 	}
-	if pod(told) == pod(message) {
+	if told.Message == message || message != "" && now.Sub(told.LastHeartbeatTime.Time) < sayAgainAfter {
 		return nil
 	}
 	node = node.DeepCopy()
 	node.Status.Conditions = slices.DeleteFunc(node.Status.Conditions, is)
-	if at := metav1.NewTime(now); message != "" {
-		node.Status.Conditions = append(node.Status.Conditions, corev1.NodeCondition{
-			Type: PodNotWritten, Status: corev1.ConditionTrue, LastHeartbeatTime: at, LastTransitionTime: at, Reason: PodNotWritten, Message: message,
-		})
+	if told.Message, told.LastHeartbeatTime = message, metav1.NewTime(now); message != "" {
+		node.Status.Conditions = append(node.Status.Conditions, told)
 	}
 	return node
 }

@@ -278,11 +278,12 @@ func (f *forwarder) status(ctx context.Context, done *forwarded, pod *governance
 		"status": struct {
 			corev1.PodStatus
 
-			PodIPs []any `json:"podIPs,omitempty"`
+			PodIPs  []any `json:"podIPs,omitempty"`
+			HostIPs []any `json:"hostIPs,omitempty"`
 		}{corev1.PodStatus{
-			Phase: pod.Status.Phase, Conditions: conditions, PodIP: pod.Status.PodIP, HostIP: pod.Status.HostIP, HostIPs: pod.Status.HostIPs,
+			Phase: pod.Status.Phase, Conditions: conditions, PodIP: pod.Status.PodIP, HostIP: pod.Status.HostIP,
 			StartTime: pod.Status.StartTime, InitContainerStatuses: pod.Status.InitContainerStatuses, ContainerStatuses: pod.Status.ContainerStatuses,
-		}, replacing(pod.Status.PodIPs)},
+		}, replacing(pod.Status.PodIPs), replacing(pod.Status.HostIPs)},
 	})
 	if err != nil {
 		return err
@@ -302,9 +303,9 @@ func (f *forwarder) status(ctx context.Context, done *forwarded, pod *governance
 	return err
 }
 
-// replacing returns what a strategic merge patch has for a list that is to be replaced: those that a pod had before it was
-// started again must go.
-func replacing(ips []corev1.PodIP) (list []any) {
+// replacing returns what a strategic merge patch has for a list that is to be replaced: addresses that a pod had before it was
+// started again, or its node before it was cut off, must go.
+func replacing[T any](ips []T) (list []any) {
 	for _, ip := range ips {
 		list = append(list, ip)
 	}

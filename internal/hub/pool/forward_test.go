@@ -175,7 +175,7 @@ func TestStatusesAreForwarded(t *testing.T) {
 		l, c := newForwarder(t)
 		pod := func(name string, phase corev1.PodPhase, ready corev1.ConditionStatus) governance.PodStatus {
 			return governance.PodStatus{Namespace: "default", Name: name, UID: "uid-" + name, Status: corev1.PodStatus{
-				Phase: phase, PodIP: "10.0.0.1", PodIPs: []corev1.PodIP{{IP: "10.0.0.1"}, {IP: "fd00::1"}}, NominatedNodeName: "x", Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: ready}, {Type: "example.com/ready", Status: corev1.ConditionTrue}},
+				Phase: phase, PodIP: "10.0.0.1", PodIPs: []corev1.PodIP{{IP: "10.0.0.1"}, {IP: "fd00::1"}}, HostIPs: []corev1.HostIP{{IP: "10.1.0.1"}}, NominatedNodeName: "x", Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: ready}, {Type: "example.com/ready", Status: corev1.ConditionTrue}},
 			}}
 		}
 		set := func(renewed int, pods ...governance.PodStatus) {
@@ -192,8 +192,8 @@ func TestStatusesAreForwarded(t *testing.T) {
 						t.Errorf("the status is %s", body)
 					}
 					// It was started again since, with other addresses.
-					after, err := strategicpatch.StrategicMergePatch([]byte(`{"status":{"podIPs":[{"ip":"10.0.0.9"},{"ip":"fd00::9"}]}}`), []byte(body), corev1.Pod{})
-					if err != nil || !strings.Contains(string(after), `"podIPs":[{"ip":"10.0.0.1"},{"ip":"fd00::1"}]`) {
+					after, err := strategicpatch.StrategicMergePatch([]byte(`{"status":{"hostIPs":[{"ip":"10.1.0.9"}],"podIPs":[{"ip":"10.0.0.9"},{"ip":"fd00::9"}]}}`), []byte(body), corev1.Pod{})
+					if err != nil || !strings.Contains(string(after), `"podIPs":[{"ip":"10.0.0.1"},{"ip":"fd00::1"}]`) || !strings.Contains(string(after), `"hostIPs":[{"ip":"10.1.0.1"}]`) {
 						t.Errorf("the pod is then %s, %v", after, err)
 					}
 				}

@@ -298,9 +298,7 @@ func (p *Pool) round(ctx context.Context, addresses []string) error {
 		return has[item.Ref] != item || p.now().Sub(at) > againAfter
 	})
 	if ofNode == nil {
-		if err := p.tell(ctx, &p.node, answer.IsKnown, has); err != nil {
-			return err
-		}
+		problem = errors.Join(problem, p.tell(ctx, &p.node, answer.IsKnown, has)) // what comes next is no less urgent
 	}
 	if answer.NeedsStatuses && p.unsent != nil {
 		if err := p.post(ctx, governance.StatusesPath, p.unsent, nil); err != nil {
@@ -514,8 +512,12 @@ func (p *Pool) put(ctx context.Context, uploads []governance.Upload, has map[gov
 		return 0, err
 	}
 	var answer governance.UploadAnswer
-	if err := p.postAs(ctx, contentType, governance.UploadPath, body, &answer); err != nil {
+	code, _, err := p.send(ctx, http.MethodPost, governance.UploadPath, contentType, body, &answer)
+	if err != nil {
 		return 0, err
+	}
+	if code != http.StatusOK { // every process of the node may ask for the status: it must not name a Secret
+		return 0, fmt.Errorf("uploading: the coordinator at %s answers %d", p.at, code)
 	}
 	if done = len(answer.Results); done == 0 || done > len(uploads) {
 		return 0, fmt.Errorf("the coordinator at %s answers %d results for %d objects", p.at, done, len(uploads))
@@ -540,11 +542,7 @@ func (p *Pool) post(ctx context.Context, path string, message, answer any) error
 	if err != nil {
 		return err
 	}
-	return p.postAs(ctx, "application/json", path, body, answer)
-}
-
-func (p *Pool) postAs(ctx context.Context, contentType, path string, body []byte, answer any) error {
-	code, reason, err := p.send(ctx, http.MethodPost, path, contentType, body, answer)
+	code, reason, err := p.send(ctx, http.MethodPost, path, "application/json", body, answer)
 	if err == nil && code != http.StatusOK {
 		err = fmt.Errorf("the coordinator at %s answers %d: %s", p.at, code, reason)
 	}

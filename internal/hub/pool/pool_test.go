@@ -158,7 +158,7 @@ func (c *coordinator) RoundTrip(r *http.Request) (*http.Response, error) {
 			result := governance.UploadResult{Code: http.StatusOK}
 			switch kind, _ := governance.KindOf(item.Resource); {
 			case c.code >= http.StatusInternalServerError && c.code != http.StatusInsufficientStorage && (c.failing == nil || c.failing(item.Ref)):
-				return answer(c.code, "no")
+				return answer(c.code, "no "+item.Name)
 			case c.code != 0 && (c.failing == nil || c.failing(item.Ref)):
 				result = governance.UploadResult{Code: c.code, Reason: "no"}
 			case kind.IsOfPool:
