@@ -334,16 +334,18 @@ func (r *Reconciler) takeSteps(ctx context.Context, t *task) (*corev1.Node, erro
 			left++
 		}
 	}
-	return o.Node, errors.Join(failed, r.tellPodNotWritten(ctx, o, failed, isDone))
+	var refused *notWritten
+	if errors.As(failed, &refused) || failed == nil && isDone {
+		failed = errors.Join(failed, r.tellPodNotWritten(ctx, o, refused))
+	}
+	return o.Node, failed
 }
 
-// tellPodNotWritten writes the condition of a node of which a pod cannot be written, and removes it once all is done.
-func (r *Reconciler) tellPodNotWritten(ctx context.Context, o *decide.Observed, failed error, isDone bool) error {
+// tellPodNotWritten writes the condition of a node of which a pod cannot be written, and removes it if there is none.
+func (r *Reconciler) tellPodNotWritten(ctx context.Context, o *decide.Observed, refused *notWritten) error {
 	message := ""
-	if refused := (*notWritten)(nil); errors.As(failed, &refused) {
+	if refused != nil {
 		message = refused.Error()
-	} else if failed != nil || !isDone {
-		return nil
 	}
 	node := decide.TellPodNotWritten(o.Node, message, o.Now)
 	if node == nil {
