@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -28,9 +29,14 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
-// toleratedFor is how long the pods of TestConnectivityOnRealNodes stay on a node that is not Ready, in the place of the
-// five minutes that are usual. All else has its usual times.
-const toleratedFor = 20 * time.Second
+// toleratedFor is how long the pods of TestConnectivityOnRealNodes stay on a node that is not Ready: 20 s, in the place of
+// the five minutes that are usual, or $TOLERATED. All else has its usual times.
+var toleratedFor = func() time.Duration {
+	if usual, err := time.ParseDuration(os.Getenv("TOLERATED")); err == nil {
+		return usual
+	}
+	return 20 * time.Second
+}()
 
 // TestConnectivityOnRealNodes: the cloud tells a node that is dead from one that is only cut off, as the table of the
 // document says.
@@ -103,6 +109,22 @@ func (r *poolRig) isEndpointOf(pod string, want bool) error {
 		return fmt.Errorf("the pod %s is an endpoint: %t", pod, is)
 	}
 	return nil
+}
+
+// evicted waits until the pod of a node is.
+func (r *poolRig) evicted(node string) {
+	r.Helper()
+	select { // eventually does not wait for so long
+	case <-time.After(toleratedFor / 2):
+	case <-r.Context().Done():
+	}
+	r.eventually("its pod is evicted", func() error {
+		var pod corev1.Pod
+		if err := r.client.Get(r.Context(), client.ObjectKey{Namespace: "default", Name: "web-" + node}, &pod); err != nil || pod.DeletionTimestamp != nil {
+			return client.IgnoreNotFound(err)
+		}
+		return fmt.Errorf("it is there")
+	})
 }
 
 func (r *poolRig) node(name string) (*corev1.Node, error) {
@@ -211,7 +233,7 @@ func (r *poolRig) testDelegated() {
 		}
 		return err
 	})
-	r.stays(2*time.Minute, true, node)
+	r.stays(max(2*time.Minute, 2*toleratedFor), true, node)
 	if err := r.PauseContainer(r.Context(), "default", "probed", "web"); err != nil {
 		r.Fatal(err)
 	}
@@ -290,13 +312,7 @@ func (r *poolRig) testLost() {
 	}
 	began := time.Now()
 	r.concludes(connectivity.Lost, node)
-	r.eventually("its pod is evicted", func() error {
-		var pod corev1.Pod
-		if err := r.client.Get(r.Context(), client.ObjectKey{Namespace: "default", Name: "web-" + node}, &pod); err != nil || pod.DeletionTimestamp != nil {
-			return client.IgnoreNotFound(err)
-		}
-		return fmt.Errorf("it is there")
-	})
+	r.evicted(node)
 	r.Logf("its pod is evicted after %s", time.Since(began).Round(time.Second))
 	r.eventually("it is no endpoint", func() error { return r.isEndpoint(node, false) })
 	if err := r.Restart(r.Context(), node); err != nil {
@@ -327,7 +343,7 @@ func (r *poolRig) testFrozen() {
 		}
 		return nil
 	})
-	r.stays(2*time.Minute, false, poolNodes...)
+	r.stays(max(2*time.Minute, 2*toleratedFor), false, poolNodes...)
 	r.cut(false, poolNodes...)
 	r.back(poolNodes...)
 }
@@ -344,13 +360,7 @@ func (r *poolRig) testReleased() {
 		}
 		return err
 	})
-	r.eventually("its pod is evicted, as without us", func() error {
-		var pod corev1.Pod
-		if err := r.client.Get(r.Context(), client.ObjectKey{Namespace: "default", Name: "web-" + node}, &pod); err != nil || pod.DeletionTimestamp != nil {
-			return client.IgnoreNotFound(err)
-		}
-		return fmt.Errorf("it is there")
-	})
+	r.evicted(node) // as without us
 	r.cut(false, node)
 	r.eventually("the node "+node+" is back", r.ready(node, corev1.ConditionTrue))
 	r.eventually("nothing is left anywhere", func() error {

@@ -55,6 +55,8 @@ type settings struct {
 	pinned bool
 	// gangs enables PodGroups.
 	gangs bool
+	// coordinators enables coordinators of pools.
+	coordinators bool
 	// limited gives kube-controller-manager its default client limits instead of
 	// devcluster's higher ones.
 	limited bool
@@ -136,15 +138,18 @@ func (b *bed) fill(ctx context.Context, s settings) error {
 	if b.atoll, err = client.New(b.cluster.AdminConfig(), client.Options{Scheme: scheme}); err != nil {
 		return fmt.Errorf("making a client: %w", err)
 	}
-	b.installed, err = atoll.Install(ctx, b.cluster, atoll.Options{
+	options := atoll.Options{
 		// The benchmark starts the scheduler itself, because each side has another
 		// configuration.
 		KeepScheduler: true, Form: s.form(), Managed: !s.second, Gangs: s.gangs, Log: s.log,
 		// As in production: the manager must not lose its Lease on a busy machine.
 		Values:      map[string]any{"webhooks": map[string]any{"excludedNamespaces": toAny(s.excluded)}},
 		ManagerArgs: append([]string{"--leader-elect-lease-duration=15s", "--profile-address=" + s.profile}, s.managerArgs...),
-	})
-	if err != nil {
+	}
+	if s.coordinators {
+		options = options.WithCoordinators()
+	}
+	if b.installed, err = atoll.Install(ctx, b.cluster, options); err != nil {
 		return err
 	}
 	if err := b.addNodes(ctx); err != nil {
