@@ -78,6 +78,11 @@ var failures = []failure{
 	}, "Direct Direct Direct Direct", 0},
 	{"the link of a follower loses 30 % of all packets", func(m *matrixRig) { m.leg(devcluster.Cloud, devcluster.LegState{Loss: 0.3}, 1) }, "Direct - Direct Direct", 2 * time.Minute},
 	{"a follower dies", func(m *matrixRig) { m.dies(1) }, "Direct Lost Direct Direct", 0},
+	{"the kubelet of a follower dies, and its hub does not", func(m *matrixRig) {
+		if err := m.KillOn(m.Context(), m.roles[1], devcluster.Kubelet); err != nil {
+			m.Fatal(err)
+		}
+	}, "Direct Lost Direct Direct", 0},
 	{"a follower dies, and atoll-manager is killed", func(m *matrixRig) {
 		m.dies(1)
 		m.sleep(30 * time.Second) // it is silent, and nothing is concluded
