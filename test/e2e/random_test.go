@@ -79,7 +79,9 @@ func TestRandomObjects(t *testing.T) {
 	kinds := randomKinds(t, seed)
 	before := f.managerProcess()
 	var first int64
-	for end := time.Now().Add(*randomTime); time.Now().Before(end); {
+	provesLittle := func(kind *randomKind) bool { return kind.accepted < 5 || kind.refused < 5 }
+	end := time.Now().Add(*randomTime)
+	for time.Now().Before(end) || time.Now().Before(end.Add(10*time.Minute)) && slices.ContainsFunc(kinds, provesLittle) { // a slow machine takes longer
 		for round := time.Now().Add(randomRound); time.Now().Before(round); {
 			kind := kinds[rng.IntN(len(kinds))]
 			f.writeRandomly(kind, fmt.Sprintf("random-%d", rng.IntN(randomNames)), rng)
@@ -101,8 +103,8 @@ func TestRandomObjects(t *testing.T) {
 	}
 	for _, kind := range kinds {
 		t.Logf("%s: %d writes accepted, %d refused", kind.kind, kind.accepted, kind.refused)
-		if kind.accepted < 5 || kind.refused < 5 {
-			t.Errorf("%s: the test proves little: %d writes accepted, %d refused", kind.kind, kind.accepted, kind.refused)
+		if provesLittle(kind) {
+			t.Errorf("%s: the test proves little", kind.kind)
 		}
 	}
 }

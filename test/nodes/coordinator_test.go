@@ -177,7 +177,11 @@ func (r *poolRig) testDeployed() {
 	r.kubectl("label", "node", poolNodes[0], apps.NodePoolLabel+"-")
 	r.create(&apps.NodePool{ObjectMeta: metav1.ObjectMeta{Name: "edge"}})
 	r.eventually("with two nodes it is Pending", r.pending("edge", apps.ReasonFewNodes))
+	const kind = "uniteddeployments.apps.openyurt.io"
+	r.kubectl("delete", "customresourcedefinition", kind)
 	r.kubectl("label", "node", poolNodes[0], apps.NodePoolLabel+"=edge")
+	r.eventually("without the kind of its workload it is Pending", r.pending("edge", apps.ReasonUnitedDeploymentMissing))
+	r.kubectl("apply", "--server-side", "-f", filepath.Join("..", "..", "charts", "atoll", "files", "crds", "apps.openyurt.io_uniteddeployments.yaml"))
 	for _, node := range poolNodes {
 		r.createWeb(node)
 	}

@@ -170,6 +170,8 @@ const (
 	ReasonNodeAutonomy = "NodeAutonomy"
 	// ReasonVersionNotSupported: spec.version is too far from the cluster's version.
 	ReasonVersionNotSupported = "VersionNotSupported"
+	// ReasonUnitedDeploymentMissing: the cluster does not have the kind of the workload that coordinators are deployed by.
+	ReasonUnitedDeploymentMissing = "UnitedDeploymentMissing"
 	// ReasonWriteFailed: the API server does not take what the coordinator needs.
 	ReasonWriteFailed = "WriteFailed"
 	// ReasonNotScheduled: the pod of the coordinator is on no node yet.

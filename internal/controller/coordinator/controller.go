@@ -25,6 +25,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/tools/events"
@@ -228,7 +229,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 func (r *Reconciler) observeWorkload(ctx context.Context, s *scope) error {
 	s.workload, s.observed.Deployed = &apps.UnitedDeployment{}, map[string]bool{}
 	err := r.Live.Get(ctx, client.ObjectKey{Namespace: governance.Namespace, Name: workloadName}, s.workload)
-	if client.IgnoreNotFound(err) != nil {
+	if client.IgnoreNotFound(err) != nil && !meta.IsNoMatchError(err) {
 		return fmt.Errorf("reading UnitedDeployment %s/%s: %w", governance.Namespace, workloadName, err)
 	}
 	s.exists = err == nil
@@ -353,6 +354,9 @@ func (r *Reconciler) deploy(ctx context.Context, s *scope) error {
 	switch {
 	case !s.exists:
 		err = r.Client.Create(ctx, &apps.UnitedDeployment{ObjectMeta: metav1.ObjectMeta{Namespace: governance.Namespace, Name: workloadName, Labels: map[string]string{nameLabel: nameValue}}, Spec: wanted})
+		if apierrors.IsNotFound(err) || meta.IsNoMatchError(err) { // nothing else can be missing but its namespace
+			s.decision = decide.Decision{Reason: apps.ReasonUnitedDeploymentMissing, Message: fmt.Sprintf("the cluster has no kind UnitedDeployment; apply the CustomResourceDefinitions of the chart: %v", err)}
+		}
 	case !equality.Semantic.DeepEqual(s.workload.Spec, wanted):
 		s.workload.Spec = wanted
 		err = r.Client.Update(ctx, s.workload)

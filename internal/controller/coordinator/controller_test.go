@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -14,8 +15,10 @@ import (
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/tools/clientcmd"
@@ -443,6 +446,37 @@ func TestPending(t *testing.T) {
 			}
 			if s.data("ca-nowhere") != nil || s.data("ca-small") != nil {
 				t.Error("there is a CA")
+			}
+		})
+	}
+}
+
+// TestWithoutTheKindOfItsWorkload it waits until that is there.
+func TestWithoutTheKindOfItsWorkload(t *testing.T) {
+	for name, missing := range map[string]error{
+		"the API server does not know it": apierrors.NewGenericServerResponse(http.StatusNotFound, "post", schema.GroupResource{Resource: "uniteddeployments"}, "", "", 0, true),
+		"nor does discovery":              &meta.NoKindMatchError{GroupKind: schema.GroupKind{Kind: "UnitedDeployment"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t, of("one", "edge", 0))
+			s.refuse = func(write string) error {
+				if strings.HasPrefix(write, "create *v1alpha1.UnitedDeployment") {
+					return missing
+				}
+				return nil
+			}
+			for range 3 {
+				if _, err := s.pass("one"); err == nil {
+					t.Fatal("it is not tried again")
+				}
+			}
+			if got, want := s.conditions("one"), fmt.Sprintf("Pending True %[1]s, CertsReady False %[1]s, Ready False %[1]s", apps.ReasonUnitedDeploymentMissing); got != want {
+				t.Errorf("the conditions are %s, want %s", got, want)
+			}
+			s.refuse = nil
+			s.rest("one")
+			if got := s.conditions("one"); !strings.HasPrefix(got, "Pending False") || len(s.pools()) != 1 {
+				t.Errorf("with its kind the conditions are %s, and its pools %q", got, s.pools())
 			}
 		})
 	}
