@@ -138,8 +138,10 @@ func TestCapacityDryRuns(t *testing.T) {
 	}
 	f.eventually(patience, "no seat is reserved without a pod", func() error { return f.noneReserved("deployment-app") })
 	moved := f.watchMoved("app")
-	f.annotate("app", map[string]any{gm.CapacityCountKey: "2"})
-	f.scale("app", 6)
+	// In one write: with the annotation alone, one of the three pods would be moved.
+	f.patch(&appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "app", Namespace: f.ns}}, map[string]any{
+		"metadata": map[string]any{"annotations": map[string]any{gm.CapacityCountKey: "2"}}, "spec": map[string]any{"replicas": 6},
+	})
 	f.eventually(patience, "exact afterwards", func() error { return f.divided("app", 2, 4) })
 	moved()
 }
