@@ -23,15 +23,15 @@ import (
 
 // connectivity measures what nodes that are cut off cost atoll-manager.
 var connectivity = benchmark{
-	name: "connectivity", unit: "cores", nodes: 200, pods: 2000,
-	about: `The CPU of atoll-manager, in cores, for a pool of which all nodes are [cut off](pools.md#when-nodes-are-cut-off) ÷ a limit.
+	name: "connectivity", nodes: 200, pods: 2000,
+	about: `What a pool of which all nodes are [cut off](pools.md#when-nodes-are-cut-off) costs atoll-manager ÷ a limit.
 
 - The pool has 200 nodes with 2,000 pods. This program renews their Leases, and the pulse of the pool, as the hub that leads does: each ten seconds.
 - ` + "`concludes`" + `: from the first heartbeats through the pool until the last node is Delegated, and Ready of it Unknown, in seconds ÷ a minute. Each pod gets other tolerations meanwhile.
-- ` + "`rests`" + `: in the minute after that ÷ a quarter of a core. The manager looks at the pods of each node every five seconds.`,
+- ` + "`rests`" + `: the CPU in the minute after that ÷ a quarter of a core. The manager looks at the pods of each node every five seconds.`,
 	variants: []variant{
 		{name: "concludes", unit: "s", ideal: "≤ 1", a: "from the first heartbeat until all nodes are Delegated", b: "the limit"},
-		{name: "rests", ideal: "≤ 1", a: "atoll-manager, with all nodes Delegated", b: "the limit"},
+		{name: "rests", unit: "cores", ideal: "≤ 1", a: "atoll-manager, with all nodes Delegated", b: "the limit"},
 	},
 	open: openConnectivity,
 }
