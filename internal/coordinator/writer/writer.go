@@ -40,8 +40,8 @@ const (
 	lookEvery = time.Second
 	// uploadFor is after how long no further object of an upload is stored: its hub has to beat.
 	uploadFor = governance.BeatEvery / 2
-	// maxText bounds the name of an object that is uploaded, and why it is refused, in bytes. A name has 500 at most.
-	maxText = 1024
+	// maxReason bounds why an object is refused, in bytes: a name in it may be as long as the request.
+	maxReason = 1024
 )
 
 // DefaultLimits are those of a coordinator for 200 nodes and 2,000 pods, with much to spare. kube-apiserver takes about
@@ -402,23 +402,19 @@ func (w *Writer) upload(node string, r *http.Request) (answer governance.UploadA
 		if field, err = objects.NextRawPart(); errors.Is(err, io.EOF) {
 			return answer, nil
 		}
-		if err == nil && len(field.FormName()) > maxText {
-			err = errors.New("the name of an object is too long")
-		}
 		var content []byte
 		if err == nil {
-			content, err = io.ReadAll(io.LimitReader(field, governance.MaxObject+1))
+			content, err = io.ReadAll(field)
 		}
 		if err != nil {
 			break
 		}
-		result, ref := governance.UploadResult{Code: http.StatusOK}, governance.ParseRef(field.FormName())
-		if err := w.put(r.Context(), node, ref, content); err != nil {
-			result.Code, result.Reason = codeOf(err), conditions.Truncate(err.Error(), maxText)
+		result := governance.UploadResult{Code: http.StatusOK}
+		if err := w.put(r.Context(), node, governance.ParseRef(field.FormName()), content); err != nil {
+			result.Code, result.Reason = codeOf(err), conditions.Truncate(err.Error(), maxReason)
 			if result.Code == http.StatusServiceUnavailable {
 				return answer, err
 			}
-			w.log.V(2).Info("An object is refused", "node", node, "object", ref.String(), "code", result.Code, "reason", result.Reason)
 		}
 		answer.Results = append(answer.Results, result)
 	}
@@ -431,7 +427,7 @@ func (w *Writer) upload(node string, r *http.Request) (answer governance.UploadA
 // put stores an object.
 func (w *Writer) put(ctx context.Context, node string, ref governance.Ref, content []byte) error {
 	if len(content) > governance.MaxObject {
-		return malformed{fmt.Errorf("it is too large: it has more than %d bytes", governance.MaxObject)}
+		return malformed{fmt.Errorf("it is too large: it has %d bytes, more than %d", len(content), governance.MaxObject)}
 	}
 	return w.with(ctx, func(ctx context.Context, s *records.Set) error {
 		var o *object.Object

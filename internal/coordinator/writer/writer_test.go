@@ -146,7 +146,7 @@ func TestAnswers(t *testing.T) {
 		"another name":                    {"system:node:a", "", webName, pod("db", "a", 1), 422},
 		"no JSON":                         {"system:node:a", "", webName, "{", 422},
 		"too large":                       {"system:node:a", "", webName, strings.Repeat(" ", governance.MaxObject+1), 422},
-		"a long name":                     {"system:node:a", "", strings.Repeat("a", 2000), "{}", 422},
+		"a long name":                     {"system:node:a", "", strings.Repeat("a", 1<<20), "{}", 422},
 		"another resource":                {"system:node:a", "", "events/default/web", pod("web", "a", 1), 422},
 		"no place":                        {"system:node:a", "", webName, strings.Replace(pod("web", "a", 1), `"spec"`, `"status":{"message":"`+strings.Repeat("a", 1<<20-200)+`"},"spec"`, 1), 507},
 		"a beat":                          {"system:node:a", "POST", governance.BeatPath, governance.Beat{}, 200},

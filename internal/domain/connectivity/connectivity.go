@@ -117,7 +117,7 @@ func CheckGrace(grace time.Duration) error {
 // HasMarks reports whether a Node has something of ours.
 func HasMarks(node *corev1.Node) bool {
 	_, has := node.Annotations[Annotation]
-	return has || hasOurLabel(node) || isReadyOurs(node) || TellPodNotWritten(node, "", time.Time{}) != nil
+	return has || hasOurLabel(node) || isReadyOurs(node) || conditionOf(node, PodNotWritten) != nil
 }
 
 // Held reports whether a node that may be NotReady is to be taken as present: its pods keep their seats, nothing fails

@@ -14,9 +14,11 @@ const (
 	kubernetesMessage = "Kubelet stopped posting node status."
 )
 
-func readyOf(node *corev1.Node) *corev1.NodeCondition {
+func readyOf(node *corev1.Node) *corev1.NodeCondition { return conditionOf(node, corev1.NodeReady) }
+
+func conditionOf(node *corev1.Node, kind corev1.NodeConditionType) *corev1.NodeCondition {
 	for i := range node.Status.Conditions {
-		if node.Status.Conditions[i].Type == corev1.NodeReady {
+		if node.Status.Conditions[i].Type == kind {
 			return &node.Status.Conditions[i]
 		}
 	}
@@ -39,16 +41,15 @@ const sayAgainAfter = time.Minute
 // TellPodNotWritten returns the Node with the condition PodNotWritten and a message, and without the condition for ""; nil if
 // it is so already, or had another message less than a minute ago.
 func TellPodNotWritten(node *corev1.Node, message string, now time.Time) *corev1.Node {
-	is := func(c corev1.NodeCondition) bool { return c.Type == PodNotWritten }
 	told := corev1.NodeCondition{Type: PodNotWritten, Status: corev1.ConditionTrue, Reason: PodNotWritten, LastTransitionTime: metav1.NewTime(now)}
-	if i := slices.IndexFunc(node.Status.Conditions, is); i >= 0 {
-		told = node.Status.Conditions[i]
+	if before := conditionOf(node, PodNotWritten); before != nil {
+		told = *before
 	}
 	if told.Message == message || message != "" && now.Sub(told.LastHeartbeatTime.Time) < sayAgainAfter {
 		return nil
 	}
 	node = node.DeepCopy()
-	node.Status.Conditions = slices.DeleteFunc(node.Status.Conditions, is)
+	node.Status.Conditions = slices.DeleteFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == PodNotWritten })
 	if told.Message, told.LastHeartbeatTime = message, metav1.NewTime(now); message != "" {
 		node.Status.Conditions = append(node.Status.Conditions, told)
 	}
