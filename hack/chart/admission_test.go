@@ -233,6 +233,15 @@ func with(metadata, rest string) string {
 	return fmt.Sprintf("metadata: {name: x, %s}\n%s", metadata, rest)
 }
 
+// said returns an object with conditions: of each, its type and its status.
+func said(conditions ...string) string {
+	text := "status: {conditions: ["
+	for c := range slices.Chunk(conditions, 2) {
+		text += fmt.Sprintf("{type: %s, status: '%s'},", c[0], c[1])
+	}
+	return with("", text+"]}")
+}
+
 // waiting is the rest of a pod at our gate and at another.
 const waiting = "spec: {schedulingGates: [{name: groupmanagement.kubeedge.io/policy}, {name: other}], containers: [{name: c, image: a}]}"
 
@@ -256,6 +265,8 @@ func TestAdmissionPoliciesBoundManagerWrites(t *testing.T) {
 		poolsOnly    = "atoll-manager may create and delete only the workloads and ControllerRevisions of UnitedDeployments"
 		secretsOnly  = "atoll-manager may create only the Secrets "
 		settingsOnly = "atoll-manager may not change these fields: "
+
+		conditionsOnly = "atoll-manager may change no status of a node or pod but its condition Ready"
 	)
 	update := func(resource, before, now string) write { return write{resource: resource, before: before, now: now} }
 	in := func(namespace string, w write) write { w.namespace = namespace; return w }
@@ -300,6 +311,17 @@ func TestAdmissionPoliciesBoundManagerWrites(t *testing.T) {
 		"a node without a spec":           {update("/nodes", with("", ""), with("labels: {a: b}", "")), ""},
 		"a node of another manager's own": {write{by: &user.DefaultInfo{Name: "somebody"}, resource: "/nodes", before: with("", node), now: with("", "spec: {unschedulable: true}")}, ""},
 		"a user without a name":           {write{by: &user.DefaultInfo{}, resource: "/nodes", before: with("", node), now: with("", "spec: {unschedulable: true}")}, ""},
+
+		// Statuses, of a node that is cut off.
+		"a node is Unknown":                 {update("/nodes/status", said("Ready", "True"), said("Ready", "Unknown")), ""},
+		"a node is Ready":                   {update("/nodes/status", said("Ready", "Unknown"), said("Ready", "True")), "atoll-manager may say of a node only that it is not known whether it is Ready"},
+		"a pod of a node cannot be written": {update("/nodes/status", said("Ready", "True"), said("Ready", "True", "AtollPodNotWritten", "True")), ""},
+		"it can again":                      {update("/nodes/status", said("Ready", "True", "AtollPodNotWritten", "True"), said("Ready", "True")), ""},
+		"another condition of a node":       {update("/nodes/status", said("DiskPressure", "False"), said("DiskPressure", "True")), conditionsOnly},
+		"a node's allocatable":              {update("/nodes/status", said("Ready", "True"), with("", "status: {allocatable: {cpu: 4}, conditions: [{type: Ready, status: 'True'}]}")), conditionsOnly},
+		"a pod is Ready":                    {update("/pods/status", said("Ready", "False"), said("Ready", "True")), ""},
+		"the condition of a node, of a pod": {update("/pods/status", said("Ready", "True"), said("Ready", "True", "AtollPodNotWritten", "True")), conditionsOnly},
+		"another condition of a pod":        {update("/pods/status", said("Ready", "True"), said("Ready", "True", "PodScheduled", "False")), conditionsOnly},
 
 		// Workloads.
 		"the label of a policy":              {update("apps/deployments", with("labels: {app: x}", "spec: {replicas: 1}"), with("labels: {app: x, groupmanagement.kubeedge.io/binding-overridepolicy: p}", "spec: {replicas: 1}")), ""},
