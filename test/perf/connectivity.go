@@ -191,7 +191,7 @@ func (c *connectivityBench) areDelegated(ctx context.Context) (bool, error) {
 
 func (c *connectivityBench) sides(_ context.Context, variant string) (a, b side, err error) {
 	limit := func(rate float64) side {
-		return side{name: "limit", measure: func(context.Context) (sample, error) { return sample{rate: rate, off: -1}, nil }}
+		return side{name: "limit of " + variant, measure: func(context.Context) (sample, error) { return sample{rate: rate, off: -1}, nil }}
 	}
 	if variant == "concludes" {
 		return side{name: variant, measure: func(context.Context) (sample, error) { return sample{rate: c.took.Seconds(), off: -1}, nil }}, limit(concludesLimit.Seconds()), nil
