@@ -274,9 +274,7 @@ func (r *poolRig) restore() {
 				r.Fatal(err)
 			}
 		}
-		if err := r.Restart(r.Context(), node); err != nil {
-			r.Fatal(err)
-		}
+		r.powerUp(node)
 	}
 	for _, node := range matrixNodes {
 		r.eventually("the node "+node+" is back", r.ready(node, corev1.ConditionTrue))
@@ -285,6 +283,14 @@ func (r *poolRig) restore() {
 	}
 	r.back(matrixNodes...)
 	r.settled(matrixNodes...)
+}
+
+// powerUp starts a node again, whether it died, or its kubelet alone, or none of it.
+func (r *poolRig) powerUp(node string) {
+	r.Helper()
+	if err := errors.Join(r.Restart(r.Context(), node), r.RestartOn(r.Context(), node, devcluster.Kubelet)); err != nil {
+		r.Fatal(err)
+	}
 }
 
 // run makes a failure and undoes it, and returns its row.
@@ -385,9 +391,7 @@ func (m *matrixRig) undo(states []string) string {
 			continue
 		}
 		node := m.roles[role]
-		if err := m.Restart(m.Context(), node); err != nil { // whether it died or not
-			m.Fatal(err)
-		}
+		m.powerUp(node)
 		m.eventually("the node "+node+" is back", m.ready(node, corev1.ConditionTrue))
 		m.eventually("the pod that was evicted is gone", func() error {
 			err := m.client.Get(m.Context(), client.ObjectKey{Namespace: "default", Name: "web-" + node}, &corev1.Pod{})
