@@ -438,7 +438,7 @@ func TestAPoolSpeaksForItsNodesOnly(t *testing.T) {
 		other    = "a pool may update Leases of its nodes and statuses of their pods, and nothing else"
 		foreign  = "the node is not in the pool"
 		direct   = governance.NotDelegated
-		metadata = "a pool may change no metadata but the annotation atoll.dev/delegated of a Lease"
+		metadata = "a pool may change no metadata but the annotation atoll.dev/delegated of a Lease, and atoll.dev/pool-state of its pulse"
 		time     = "renewTime must grow, and atoll.dev/delegated must be equal to it"
 		fields   = "a pool may change nothing of a Lease but when it was renewed"
 		over     = "a pool may not say that a pod is over, nor write the status of one that is"
@@ -460,6 +460,7 @@ func TestAPoolSpeaksForItsNodesOnly(t *testing.T) {
 		"an acquireTime":                         {leases, lease(kept, t1, ""), lease(delegated(t2), t2, ", acquireTime: '"+t1+"'"), fields},
 		"a strategy":                             {leases, lease(kept, t1, ""), lease(delegated(t2), t2, ", strategy: OldestEmulationVersion"), fields},
 		"another annotation":                     {leases, lease(kept, t1, ""), lease(strings.Replace(delegated(t2), "kept: '1'", "kept: '2'", 1), t2, ""), metadata},
+		"an annotation more":                     {leases, lease(kept, t1, ""), lease(strings.Replace(delegated(t2), "kept: '1'", "kept: '1', more: ''", 1), t2, ""), metadata},
 		"an annotation less":                     {leases, lease(kept, t1, ""), lease(strings.Replace(delegated(t2), "kept: '1', ", "", 1), t2, ""), metadata},
 		"an owner less":                          {leases, lease(kept+", ownerReferences: [{apiVersion: v1, kind: Node, name: a, uid: '1'}]", t1, ""), lease(delegated(t2), t2, ""), metadata},
 		"a Lease is created":                     {leases, "", lease(delegated(t2), t2, ""), other},
@@ -472,6 +473,7 @@ func TestAPoolSpeaksForItsNodesOnly(t *testing.T) {
 		"a pod that is over runs":                          {status, pod("", "a", "Succeeded"), pod("", "a", "Running"), over},
 		"a label of a pod":                                 {status, pod("", "a", "Running"), pod(", labels: {app: web}", "a", "Running"), metadata},
 		"an annotation of a pod":                           {status, pod("", "a", "Running"), pod(", annotations: {atoll.dev/delegated: x}", "a", "Running"), metadata},
+		"an empty annotation of a pod":                     {status, pod("", "a", "Running"), pod(", annotations: {more: ''}", "a", "Running"), metadata},
 		"a finalizer less":                                 {status, pod(", finalizers: [a]", "a", "Running"), pod("", "a", "Running"), metadata},
 		"a pod itself":                                     {"/pods", pod("", "a", "Running"), pod("", "a", "Pending"), other},
 		"a pod is created":                                 {"/pods", "", pod("", "a", "Running"), other},
@@ -494,8 +496,19 @@ func TestAPoolSpeaksForItsNodesOnly(t *testing.T) {
 			expect(t, p.refusals(t, write{by: &user.DefaultInfo{Name: "system:serviceaccount:kube-system:default", Groups: []string{"system:serviceaccounts:kube-system"}}, resource: "coordination.k8s.io/leases", before: tc.before, now: tc.now, namespace: where}, poolRights{}), "")
 		})
 	}
-	pulse := write{by: &user.DefaultInfo{Name: "system:serviceaccount:atoll-pools:delegate-edge", Groups: []string{"system:serviceaccounts:atoll-pools"}}, resource: leases, before: lease("", t1, ""), now: lease("", t2, ""), namespace: "atoll-pools"}
-	expect(t, p.refusals(t, pulse, poolRights{}), "")
+	for name, tc := range map[string]struct{ before, now, want string }{
+		"a pulse":                  {lease("", t1, ""), lease("", t2, ""), ""},
+		"a pulse with a state":     {lease(kept, t1, ""), lease(", annotations: {kept: '1', atoll.dev/pool-state: '{}'}", t2, ""), ""},
+		"a pulse with a finalizer": {lease("", t1, ""), lease(", finalizers: [a/b]", t2, ""), metadata},
+		"a pulse with a label":     {lease("", t1, ""), lease(", labels: {a: b}", t2, ""), metadata},
+		"a pulse that says more":   {lease("", t1, ""), lease(", annotations: {more: ''}", t2, ""), metadata},
+		"a pulse is deleted":       {lease("", t1, ""), "", other},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pulse := write{by: &user.DefaultInfo{Name: "system:serviceaccount:atoll-pools:delegate-edge", Groups: []string{"system:serviceaccounts:atoll-pools"}}, resource: leases, before: tc.before, now: tc.now, namespace: "atoll-pools"}
+			expect(t, p.refusals(t, pulse, poolRights{}), tc.want)
+		})
+	}
 }
 
 // TestFailClosedPoliciesMatchAtollOnly: the policies are about our own identity, our own kinds and nodes,

@@ -30,6 +30,8 @@ const (
 	// tokenExpires, in the Secret with a token, is when it expires, and tokenAccount the UID of its ServiceAccount. The
 	// Secret has nodeNames, too: the nodes that may have read it.
 	tokenExpires, tokenAccount = "expires", "account"
+	// readers ends the names of the Role and its binding by which nodes read the token. The name of a pool has no dot.
+	readers = ".readers"
 	// delegatesPolicy is the name of the ValidatingAdmissionPolicy that bounds all delegates, and of its binding.
 	delegatesPolicy = "atoll-delegates"
 )
@@ -51,9 +53,9 @@ func delegateOf(pool string, nodes, delegated []string) (account *corev1.Service
 	binding := func(name string, subjects ...rbacv1.Subject) *rbacv1.RoleBinding {
 		return &rbacv1.RoleBinding{ObjectMeta: named(name), RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name}, Subjects: subjects}
 	}
-	var readers []rbacv1.Subject
+	var whoReads []rbacv1.Subject
 	for _, node := range nodes {
-		readers = append(readers, rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "system:node:" + node})
+		whoReads = append(whoReads, rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "system:node:" + node})
 	}
 	rules := []rbacv1.PolicyRule{rule("patch", coordinationv1.GroupName, "leases", governance.Pulse(pool))}
 	// No such resources are served: a policy of the chart asks by them for which nodes the pool speaks.
@@ -68,8 +70,8 @@ func delegateOf(pool string, nodes, delegated []string) (account *corev1.Service
 	return account, []client.Object{
 		role(name, rules...),
 		binding(name, rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: governance.Namespace, Name: name}),
-		role(name+"-readers", rule("get", corev1.GroupName, "secrets", name)),
-		binding(name+"-readers", readers...),
+		role(name+readers, rule("get", corev1.GroupName, "secrets", name)),
+		binding(name+readers, whoReads...),
 		&coordinationv1.Lease{ObjectMeta: named(governance.Pulse(pool))},
 	}
 }

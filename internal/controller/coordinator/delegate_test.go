@@ -59,7 +59,7 @@ func TestTheDelegate(t *testing.T) {
 	if got, want := s.subjects("delegate-edge"), "ServiceAccount delegate-edge, [patch] [leases] [pool-edge], [update] [delegations] [a b c]"; got != want {
 		t.Errorf("who speaks for the pool: %s, want %s", got, want)
 	}
-	if got, want := s.subjects("delegate-edge-readers"), "User system:node:a, User system:node:b, User system:node:c, [get] [secrets] [delegate-edge]"; got != want {
+	if got, want := s.subjects("delegate-edge.readers"), "User system:node:a, User system:node:b, User system:node:c, [get] [secrets] [delegate-edge]"; got != want {
 		t.Errorf("who reads the token: %s, want %s", got, want)
 	}
 	if !s.get(&coordinationv1.Lease{}, governance.Namespace, "pool-edge") {
@@ -87,8 +87,8 @@ func TestTheDelegate(t *testing.T) {
 	before := uid()
 	s.hasNodes("a", "b", "c", "d")
 	s.rest("one")
-	if token() != "token 2" || uid() != before || !strings.Contains(s.subjects("delegate-edge-readers"), "system:node:d") {
-		t.Errorf("with one node more the token is %q, for %s", token(), s.subjects("delegate-edge-readers"))
+	if token() != "token 2" || uid() != before || !strings.Contains(s.subjects("delegate-edge.readers"), "system:node:d") {
+		t.Errorf("with one node more the token is %q, for %s", token(), s.subjects("delegate-edge.readers"))
 	}
 	n := node("a", "")
 	s.get(n, "", "a")
@@ -105,7 +105,7 @@ func TestTheDelegate(t *testing.T) {
 	if _, err := s.pass("one"); err != nil {
 		t.Fatal(err)
 	}
-	if token() != "token 3" || !slices.Contains(s.writes, "delete *v1.Secret delegate-edge") || strings.Contains(s.subjects("delegate-edge-readers"), "system:node:d") {
+	if token() != "token 3" || !slices.Contains(s.writes, "delete *v1.Secret delegate-edge") || strings.Contains(s.subjects("delegate-edge.readers"), "system:node:d") {
 		t.Errorf("without a node that has read it the token is %q, after %q", token(), s.writes)
 	}
 	account := &corev1.ServiceAccount{}

@@ -105,6 +105,11 @@ func TestTolerationsChangedMeanwhile(t *testing.T) {
 	if own := WithOwnLimit(kept); own.Spec.Tolerations[0].TolerationSeconds != nil || len(own.Annotations) > 0 {
 		t.Errorf("with an annotation that cannot be read: %v", own)
 	}
+	kept = runningPod("p", func(pod *corev1.Pod) { pod.Spec.Tolerations = []corev1.Toleration{toleration("", exists, "", nil)} })
+	kept.Annotations = map[string]string{TolerationsAnnotation: `[{"operator":"Exists","tolerationSeconds":5}]`}
+	if own := WithOwnLimit(kept); own.Spec.Tolerations[0].TolerationSeconds != nil {
+		t.Errorf("somebody's annotation gives seconds to a toleration that may have none, so that the pod cannot be written: %v", own)
+	}
 }
 
 func TestPodsThatAreLeftAlone(t *testing.T) {

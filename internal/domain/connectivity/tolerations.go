@@ -99,7 +99,7 @@ func WithOwnLimit(pod *corev1.Pod) *corev1.Pod {
 	delete(own.Annotations, TolerationsAnnotation)
 	for i := range own.Spec.Tolerations {
 		t := &own.Spec.Tolerations[i]
-		if original, found := before.take(t); found && t.TolerationSeconds == nil {
+		if original, found := before.take(t); found && t.TolerationSeconds == nil && t.Effect == corev1.TaintEffectNoExecute { // no other one may have seconds: somebody has written the annotation
 			t.TolerationSeconds = original.TolerationSeconds
 		}
 	}

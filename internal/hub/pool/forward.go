@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -29,6 +30,9 @@ const (
 	// abdicatesAfter is after how long without any success a hub lets another one lead, and restsFor for how long: there may
 	// be no other one.
 	abdicatesAfter, restsFor = 10 * time.Second, 10 * time.Second
+	// statusesFor is for how long statuses are sent before the next heartbeats are: these must not wait for a pool of many
+	// pods on a slow link. What is left is sent after them.
+	statusesFor = 2 * time.Second
 	// refusedAgain is when statuses that the cloud does not take yet are sent again.
 	refusedAgain = 5 * time.Second
 )
@@ -134,6 +138,8 @@ type forwarder struct {
 	delegate *delegate
 	pool     string
 	of       map[string]*forwarded
+	// turn counts the rounds.
+	turn int
 }
 
 // forwarded is what was forwarded of a node.
@@ -144,51 +150,80 @@ type forwarded struct {
 	// pods has the digests of statuses, by UID. After the cloud has refused one, none is sent until again.
 	pods  map[string][sha256.Size]byte
 	again time.Time
+	// next is the index of the pod that was looked at last.
+	next int
 }
 
-// all forwards what is new of nodes. taken tells whether the cloud has taken the heartbeat of one node, or there was nothing
-// new; the error is that of one node.
+// all forwards what is new of nodes: first all heartbeats, then statuses, as many as there is time for. taken tells whether
+// the cloud has taken the heartbeat of one node, or there was nothing new, or all that it has refused was about nodes without a
+// Lease; the error is that of one node.
 func (f *forwarder) all(ctx context.Context, reports map[string]governance.Report, statuses map[string]*governance.Statuses) (taken bool, failed error) {
 	for node, done := range f.of {
 		if _, reports := reports[node]; !reports { // when it reports again, only what it said last is known
 			f.of[node] = &forwarded{renewed: done.renewed, pods: map[string][sha256.Size]byte{}}
 		}
 	}
-	var mu sync.Mutex
-	var running sync.WaitGroup
-	room := make(chan struct{}, atATime)
-	for _, node := range slices.Sorted(maps.Keys(reports)) {
+	nodes := slices.Sorted(maps.Keys(reports))
+	for _, node := range nodes {
 		if f.of[node] == nil {
 			f.of[node] = &forwarded{pods: map[string][sha256.Size]byte{}}
 		}
-		done, report, of := f.of[node], reports[node], statuses[node]
-		room <- struct{}{}
-		running.Go(func() {
-			defer func() { <-room }()
-			err := f.heartbeat(ctx, node, done, report.Renewed)
-			isTaken := err == nil
-			if isTaken {
-				err = f.statuses(ctx, done, of)
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			taken = taken || isTaken
-			if err != nil && failed == nil {
-				failed = fmt.Errorf("node %s: %w", node, err)
-			}
-		})
 	}
-	running.Wait()
+	beats := inParallel(nodes, func(node string) error { return f.heartbeat(ctx, node, f.of[node], reports[node].Renewed) })
+	var heard []string
+	ofLeader := false
+	for i, node := range nodes {
+		if err := beats[i]; err != nil {
+			failed = cmp.Or(failed, fmt.Errorf("node %s: %w", node, err))
+			ofLeader = ofLeader || !isCode(err, http.StatusNotFound, http.StatusUnprocessableEntity)
+			continue
+		}
+		heard = append(heard, node)
+	}
+	taken = len(heard) > 0 || !ofLeader
+	if len(heard) == 0 {
+		return taken, failed
+	}
+	f.turn++
+	at := f.turn % len(heard) // no node is the last one each time
+	heard = append(heard[at:len(heard):len(heard)], heard[:at]...)
+	until := time.Now().Add(statusesFor)
+	sent := inParallel(heard, func(node string) error { return f.statuses(ctx, f.of[node], statuses[node], until) })
+	for i, err := range sent {
+		if err != nil {
+			failed = cmp.Or(failed, fmt.Errorf("node %s: %w", heard[i], err))
+		}
+	}
 	return taken, failed
 }
 
-// statuses forwards those of a node's pods that have changed.
-func (f *forwarder) statuses(ctx context.Context, done *forwarded, statuses *governance.Statuses) (failed error) {
+// inParallel does something for each node, for atATime of them at a time.
+func inParallel(nodes []string, do func(node string) error) []error {
+	errs := make([]error, len(nodes))
+	var running sync.WaitGroup
+	room := make(chan struct{}, atATime)
+	for i, node := range nodes {
+		room <- struct{}{}
+		running.Go(func() {
+			defer func() { <-room }()
+			errs[i] = do(node)
+		})
+	}
+	running.Wait()
+	return errs
+}
+
+// statuses forwards those of a node's pods that have changed, until a time. The next call begins with those that are left.
+func (f *forwarder) statuses(ctx context.Context, done *forwarded, statuses *governance.Statuses, until time.Time) (failed error) {
 	if statuses == nil || time.Now().Before(done.again) {
 		return nil
 	}
-	for i := range statuses.Pods {
-		err := f.status(ctx, done, &statuses.Pods[i])
+	for range statuses.Pods {
+		if time.Now().After(until) {
+			return failed
+		}
+		done.next = (done.next + 1) % len(statuses.Pods)
+		err := f.status(ctx, done, &statuses.Pods[done.next])
 		if isCode(err, http.StatusForbidden) && strings.Contains(err.Error(), governance.NotDelegated) {
 			done.again = time.Now().Add(refusedAgain)
 			return failed
@@ -220,6 +255,9 @@ func (f *forwarder) heartbeat(ctx context.Context, node string, done *forwarded,
 	lease := done.lease.DeepCopy()
 	done.lease = nil // until the cloud has answered
 	at := renewed.Time
+	if now := time.Now(); at.After(now) { // kube-controller-manager believes no Lease that is older than one it has seen
+		at = now
+	}
 	last, _, _ := unstructured.NestedString(lease.Object, "spec", "renewTime")
 	if before, err := time.Parse(time.RFC3339Nano, last); err == nil && !at.After(before) {
 		at = before.Add(time.Microsecond)

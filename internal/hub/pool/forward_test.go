@@ -31,6 +31,8 @@ type leases struct {
 	// because is why, and takes how long the cloud needs for a Lease.
 	because string
 	takes   time.Duration
+	// each is how long it needs for each request; it then believes every version of a Lease.
+	each time.Duration
 }
 
 func (c *leases) send(r *http.Request, asNode bool) (*http.Response, error) {
@@ -39,8 +41,8 @@ func (c *leases) send(r *http.Request, asNode bool) (*http.Response, error) {
 	if !isLease && name != "status" {
 		return c.tokens.send(r, asNode)
 	}
-	if isLease {
-		time.Sleep(c.takes)
+	if isLease || c.each > 0 {
+		time.Sleep(max(c.takes, c.each))
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -76,7 +78,7 @@ func (c *leases) send(r *http.Request, asNode bool) (*http.Response, error) {
 		if err := json.Unmarshal(body, &put); err != nil {
 			return nil, err
 		}
-		if put.Metadata.ResourceVersion != fmt.Sprint(c.version) {
+		if c.each == 0 && put.Metadata.ResourceVersion != fmt.Sprint(c.version) {
 			return answer(http.StatusConflict, map[string]string{"message": "changed"})
 		}
 		if put.Spec.RenewTime <= lease[0] || put.Spec.HolderIdentity != name || put.Metadata.Annotations["kept"] != "yes" {
@@ -109,7 +111,7 @@ func (c *leases) taken() []string {
 	return wrote
 }
 
-const cloudTime = "2030-01-01T00:00:00.000000Z"
+const cloudTime = "1999-01-01T00:00:00.000000Z"
 
 func at(seconds int) metav1.MicroTime {
 	base, _ := time.Parse(time.RFC3339Nano, cloudTime)
@@ -148,23 +150,88 @@ func TestHeartbeatsAreForwardedOnce(t *testing.T) {
 		}
 		expect()
 		l.coordinator.reports["b"], l.coordinator.reports["c"] = governance.Report{Renewed: at(10)}, governance.Report{Renewed: at(-300)}
-		expect("b 2030-01-01T00:00:10.000000Z", "c 2030-01-01T00:00:00.000001Z")
+		expect("b 1999-01-01T00:00:10.000000Z", "c 1999-01-01T00:00:00.000001Z")
 		if lease := c.of["c"]; lease[1] != lease[0] {
 			t.Errorf("the Lease says that it is delegated for %q", lease[1])
 		}
 		expect()
 		l.coordinator.reports["c"] = governance.Report{Renewed: at(-290)}
-		expect("c 2030-01-01T00:00:00.000002Z")
+		expect("c 1999-01-01T00:00:00.000002Z")
 		c.mu.Lock()
-		c.version, *c.of["b"] = c.version+1, [2]string{"2030-01-01T00:01:00.000000Z", ""} // its kubelet has renewed it
+		c.version, *c.of["b"] = c.version+1, [2]string{"1999-01-01T00:01:00.000000Z", ""} // its kubelet has renewed it
 		c.mu.Unlock()
 		l.coordinator.reports["b"] = governance.Report{Renewed: at(20)}
-		expect("b 2030-01-01T00:01:00.000001Z")
+		expect("b 1999-01-01T00:01:00.000001Z")
 		delete(l.coordinator.reports, "b")
 		expect()
+		l.coordinator.reports["b"] = governance.Report{Renewed: metav1.NewMicroTime(time.Now().Add(time.Hour))}
+		l.run(20)
+		if got, now := c.of["b"][0], time.Now().UTC().Format(metav1.RFC3339Micro); got > now || got <= "1999-01-01T00:01:00.000001Z" {
+			t.Errorf("at %s the Lease of a node whose clock is ahead says %s", now, got)
+		}
+		c.taken()
 		l.coordinator.leads = false
 		l.coordinator.reports["c"] = governance.Report{Renewed: at(300)}
 		expect()
+	})
+}
+
+// TestHeartbeatsDoNotWaitForStatuses: also on a slow link, in a pool of many pods whose statuses are all to be sent, because
+// the hub has just begun to lead; and these come to the cloud too.
+func TestHeartbeatsDoNotWaitForStatuses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, c := newForwarder(t)
+		c.each = 500 * time.Millisecond
+		s := &governance.Statuses{}
+		for n := range 30 {
+			s.Pods = append(s.Pods, governance.PodStatus{Namespace: "default", Name: fmt.Sprintf("p%d", n), UID: fmt.Sprint(n), Status: corev1.PodStatus{Phase: corev1.PodRunning}})
+		}
+		l.coordinator.statuses = s
+		last, statuses, longest := map[string]time.Time{}, 0, time.Duration(0)
+		for n := range 40 {
+			name := fmt.Sprintf("n%03d", n)
+			c.of[name], last[name] = &[2]string{cloudTime, ""}, time.Now()
+		}
+		for i := range 200 {
+			for name := range last {
+				l.coordinator.reports[name] = governance.Report{Renewed: at(i / 5 * 10), Digest: s.Digest()}
+			}
+			_ = l.next()
+			for _, wrote := range c.taken() {
+				if name, _, _ := strings.Cut(wrote, " "); strings.HasSuffix(name, "/status") {
+					statuses++
+				} else {
+					longest = max(longest, time.Since(last[name]))
+					last[name] = time.Now()
+				}
+			}
+		}
+		if longest > 30*time.Second {
+			t.Errorf("a node had no heartbeat in the cloud for %s", longest)
+		}
+		if want := len(last) * len(s.Pods); statuses != want {
+			t.Errorf("%d statuses came to the cloud, want %d", statuses, want)
+		}
+	})
+}
+
+// TestALeaseThatIsGoneIsNoFaultOfTheLeader: its pool has a pulse all the same.
+func TestALeaseThatIsGoneIsNoFaultOfTheLeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, c := newForwarder(t)
+		l.run(40)
+		c.take()
+		delete(c.of, "b")
+		for i := range 60 {
+			l.coordinator.reports["b"] = governance.Report{Renewed: at(i * 2)}
+			_ = l.next()
+			if !l.coordinator.beats[len(l.coordinator.beats)-1].HasCloud {
+				t.Fatal("the leader lets another hub lead")
+			}
+		}
+		if got := strings.Count(c.take(), "PATCH"); got < 11 {
+			t.Errorf("the pool had %d pulses in 120 s", got)
+		}
 	})
 }
 

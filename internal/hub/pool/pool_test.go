@@ -132,10 +132,11 @@ func (c *coordinator) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		slices.SortFunc(missing, governance.Ref.Compare)
 		return answer(http.StatusOK, governance.InventoryAnswer{Missing: missing})
-	case governance.StatusesPath + "/b":
-		c.reads++
-		return answer(http.StatusOK, c.statuses)
 	default:
+		if strings.HasPrefix(r.URL.Path, governance.StatusesPath+"/") {
+			c.reads++
+			return answer(http.StatusOK, c.statuses)
+		}
 		r.Body = io.NopCloser(bytes.NewReader(body))
 		form, err := r.MultipartReader()
 		if err != nil {
