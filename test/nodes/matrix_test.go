@@ -243,7 +243,7 @@ Each failure was made on four real nodes of a pool with a [coordinator](pools.md
 
 - *concluded*: what the cloud concludes of the nodes concerned, counted from the failure. All others stay as they are.
 - *pods*, *endpoints*: what becomes of them. Where a row says "stay", each pod was there and an endpoint in each second.
-- *oldest Lease*: of a node that is not lost; kube-controller-manager waits 50 s.
+- *oldest Lease*: of a node that is neither Lost nor Frozen; kube-controller-manager waits 50 s.
 - *people*: until they see the pool, and read a log, through the coordinator.
 - *clean again*: from the failure's end until no taint, label, annotation or condition of it is left.
 
@@ -531,5 +531,8 @@ func (o *observation) end(m *matrixRig, states []string) (pods, endpoints, oldes
 		}
 		return strings.Join(slices.Sorted(maps.Keys(all)), ", ")
 	}
-	return said(evicted), said(removed), most.Round(time.Second).String()
+	if oldest = most.Round(time.Second).String(); most == 0 {
+		oldest = "–"
+	}
+	return said(evicted), said(removed), oldest
 }
