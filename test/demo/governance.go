@@ -61,7 +61,7 @@ func siteStatus(path string) []string {
 }
 
 var (
-	siteEndpoints = []string{"get", "endpointslices", "-n", site, "-l", "kubernetes.io/service-name=sensor", "-o", "jsonpath={.items[*].endpoints[*].conditions.ready}"}
+	siteEndpoints = []string{"get", "endpointslices", "-n", site, "-l", "kubernetes.io/service-name=sensor", "-o", "go-template={{range .items}}{{range .endpoints}}{{if .conditions.ready}}true {{end}}{{end}}{{end}}"} // a pod that was evicted is there while its node is dead
 	sitePods      = []string{"get", "pods", "-n", site, "-l", "app=sensor", "-o", "go-template={{len .items}}"}
 	siteFrozen    = siteStatus(`{.conditions[?(@.type=="Frozen")].status}`)
 )
