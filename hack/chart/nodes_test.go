@@ -31,6 +31,7 @@ func TestKubeletCannotMoveItsNodeToAnotherGroup(t *testing.T) {
 		"its group":                     {write{by: node, before: with("", ""), now: with("labels: {groupmanagement.kubeedge.io/nodegroup: a}", "")}, label + "groupmanagement.kubeedge.io/nodegroup"},
 		"a label that a selector reads": {write{by: node, before: with("labels: {atoll.dev/site: a}", ""), now: with("labels: {atoll.dev/site: b}", "")}, "a node may not change its own labels under atoll.dev/"},
 		"the record of its pool":        {write{by: node, before: with("", ""), now: with("annotations: {atoll.dev/nodepool: a}", "")}, "a node may not change its own annotation atoll.dev/nodepool"},
+		"what the cloud concludes":      {write{by: node, before: with("annotations: {atoll.dev/connectivity: Lost}", ""), now: with("annotations: {atoll.dev/connectivity: Frozen}", "")}, "a node may not change its own annotation atoll.dev/connectivity"},
 		"a label of its own":            {write{by: node, before: with("labels: {a: b, apps.openyurt.io/nodepool: a}", ""), now: with("labels: {a: c, apps.openyurt.io/nodepool: a}", "")}, ""},
 		"its status":                    {write{by: node, before: with("labels: {apps.openyurt.io/nodepool: a}", "status: {a: b}"), now: with("labels: {apps.openyurt.io/nodepool: a}", "status: {a: c}")}, ""},
 		"1001 labels":                   {write{by: node, before: with("", ""), now: with("labels: {"+many.String()+"a: b}", "")}, "a node may not give itself more than 1000 labels"},

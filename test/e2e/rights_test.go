@@ -231,6 +231,7 @@ func TestKubeletCannotMoveItsNodeToAnotherGroup(t *testing.T) {
 		"an empty label":   {`{"metadata":{"labels":{"groupmanagement.kubeedge.io/nodegroup":""}}}`, "a node may not change its own label groupmanagement.kubeedge.io/nodegroup"},
 		"a label of ours":  {`{"metadata":{"labels":{"atoll.dev/site":"b"}}}`, "a node may not change its own labels under atoll.dev/"},
 		"its record":       {`{"metadata":{"annotations":{"atoll.dev/nodepool":"{}"}}}`, "a node may not change its own annotation atoll.dev/nodepool"},
+		"its state":        {`{"metadata":{"annotations":{"atoll.dev/connectivity":"Frozen"}}}`, "a node may not change its own annotation atoll.dev/connectivity"},
 		"a label of its":   {`{"metadata":{"labels":{"example.com/zone":"b"}}}`, ""},
 		"its annotation":   {`{"metadata":{"annotations":{"example.com/zone":"b"}}}`, ""},
 		"what it observes": {`{"status":{"nodeInfo":{"kernelVersion":"6"}}}`, ""},

@@ -15,6 +15,8 @@ import (
 // +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.status.nodeName`,description="The node on which it runs."
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`,description="Whether people can use it."
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,description="Why it is Ready or not."
+// +kubebuilder:printcolumn:name="Delegated",type=string,JSONPath=`.status.delegatedNodes`,priority=1,description="Nodes that are cut off, and for which the pool speaks."
+// +kubebuilder:printcolumn:name="Frozen",type=string,JSONPath=`.status.conditions[?(@.type=="Frozen")].status`,priority=1,description="Whether nothing is heard of the whole pool."
 // +kubebuilder:printcolumn:name="Version",type=string,JSONPath=`.status.version`,priority=1,description="The version of its API server."
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type YurtCoordinator struct {

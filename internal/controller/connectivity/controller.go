@@ -316,6 +316,7 @@ func (r *Reconciler) takeSteps(ctx context.Context, t *task) (*corev1.Node, erro
 	// What keeps pods where they are comes in its order, or not at all. What lets them go does not wait for one pod that
 	// somebody refuses to be written.
 	letsGo := t.record.State == decide.Lost || t.record.State == decide.Released
+	var refused *notWritten
 	failed, left, isDone := error(nil), 0, false
 	for range maxSteps {
 		steps := decide.Steps(o)
@@ -326,7 +327,11 @@ func (r *Reconciler) takeSteps(ctx context.Context, t *task) (*corev1.Node, erro
 		if len(steps) <= left || steps[left].IsWait || left > 0 && steps[left].Node != nil && !steps[left].IsStatus { // the mark goes last
 			break
 		}
-		if err := r.take(ctx, o, &steps[left]); err != nil {
+		ofPod, err := r.take(ctx, o, &steps[left])
+		if refused == nil {
+			refused = ofPod
+		}
+		if err != nil {
 			failed = errors.Join(failed, fmt.Errorf("%s: %w", steps[left].Note, err))
 			if !letsGo || steps[left].Node != nil {
 				break
@@ -334,8 +339,7 @@ func (r *Reconciler) takeSteps(ctx context.Context, t *task) (*corev1.Node, erro
 			left++
 		}
 	}
-	var refused *notWritten
-	if errors.As(failed, &refused) || failed == nil && isDone {
+	if _ = errors.As(failed, &refused); refused != nil || failed == nil && isDone {
 		failed = errors.Join(failed, r.tellPodNotWritten(ctx, o, refused))
 	}
 	return o.Node, failed
@@ -371,20 +375,21 @@ func (n *notWritten) Error() string {
 	return fmt.Sprintf("Pod %s/%s: %s", n.pod.Namespace, n.pod.Name, conditions.Truncate(conditions.Printable(n.error.Error()), shown))
 }
 
-// take writes what a step says, and puts what was written in the place of what was observed.
-func (r *Reconciler) take(ctx context.Context, o *decide.Observed, step *decide.Step) error {
+// take writes what a step says, and puts what was written in the place of what was observed. A pod that is invalid with what
+// the step adds is observed no more, and returned: its author alone can decide that, so that nobody else waits for it.
+func (r *Reconciler) take(ctx context.Context, o *decide.Observed, step *decide.Step) (invalid *notWritten, err error) {
 	if step.Node != nil {
 		if err := r.write(ctx, o.Node, step.Node, step.IsStatus); err != nil {
-			return err
+			return nil, err
 		}
 		o.Node = step.Node
-		return nil
+		return nil, nil
 	}
 	observed := map[types.UID]int{}
 	for i, pod := range o.Pods {
 		observed[pod.UID] = i
 	}
-	errs := make([]error, len(o.Pods))
+	errs, alone := make([]error, len(o.Pods)), make(chan *notWritten, len(o.Pods))
 	inParallel(step.Pods, func(pod *corev1.Pod) {
 		i := observed[pod.UID]
 		err := r.write(ctx, o.Pods[i], pod, step.IsStatus)
@@ -396,12 +401,28 @@ func (r *Reconciler) take(ctx context.Context, o *decide.Observed, step *decide.
 		case apierrors.IsConflict(err), apierrors.IsTooManyRequests(err), apierrors.IsServerTimeout(err), apierrors.IsTimeout(err), apierrors.IsServiceUnavailable(err):
 			errs[i] = err // nothing is wrong with the pod
 		default:
-			errs[i] = &notWritten{fmt.Errorf("%s: %w", step.Note, err), pod}
-			r.Recorder.Eventf(o.Node, pod, corev1.EventTypeWarning, "PodNotWritten", "Conclude", "%s", errs[i].Error())
+			refused := &notWritten{fmt.Errorf("%s: %w", step.Note, err), pod}
+			r.Recorder.Eventf(o.Node, pod, corev1.EventTypeWarning, "PodNotWritten", "Conclude", "%s", refused.Error())
+			if !isInvalid(err) {
+				errs[i] = refused
+				return
+			}
+			o.Pods[i] = nil
+			alone <- refused
 		}
 	})
+	close(alone)
 	o.Pods = slices.DeleteFunc(o.Pods, func(pod *corev1.Pod) bool { return pod == nil })
-	return errors.Join(errs...)
+	return <-alone, errors.Join(errs...)
+}
+
+// isInvalid reports whether the API server has refused an object for one of its fields. What admission refuses names none.
+func isInvalid(err error) bool {
+	var status apierrors.APIStatus
+	if !apierrors.IsInvalid(err) || !errors.As(err, &status) || status.Status().Details == nil {
+		return false
+	}
+	return slices.ContainsFunc(status.Status().Details.Causes, func(c metav1.StatusCause) bool { return c.Field != "" })
 }
 
 // write writes the differences between two versions of an object, if nobody else has changed it meanwhile.

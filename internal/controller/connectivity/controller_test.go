@@ -21,6 +21,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/tools/events"
 	testingclock "k8s.io/utils/clock/testing"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -821,6 +822,45 @@ func TestAPodThatCannotBeWrittenIsToldUntilItIs(t *testing.T) {
 				t.Errorf("in the end the node is %s", s.is("a"))
 			}
 		})
+	}
+}
+
+// TestANodeWhoseKubeletWritesReachesTheCloud, whatever its pool says about it.
+func TestANodeWhoseKubeletWritesReachesTheCloud(t *testing.T) {
+	s := newSite(t)
+	s.away(decide.Delegated) // the pool renews its Lease
+	s.run(minute)
+	s.wants("a", delegated)
+	s.clock.Step(time.Second)
+	node := s.node("a")
+	node.Status.Conditions[0] = corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady", LastHeartbeatTime: metav1.NewTime(s.clock.Now())}
+	s.update(node, true)
+	s.run(2 * time.Second)
+	if state := decide.Parse(s.node("a").Annotations[decide.Annotation]).State; state != decide.Direct {
+		t.Errorf("it is %s", state)
+	}
+	s.run(3 * minute)
+	if got := s.is("a"); !strings.Contains(got, "True") || strings.Contains(got, "kept") {
+		t.Errorf("it is %s, while its pool renews its Lease", got)
+	}
+}
+
+// TestAPodThatIsInvalidHoldsUpNobody: what makes it so is its author's, who must not decide whether a node is Ready for all.
+func TestAPodThatIsInvalidHoldsUpNobody(t *testing.T) {
+	s := newSite(t)
+	s.refuse = func(request string) error {
+		if request == "patch Pod web-a" {
+			return apierrors.NewInvalid(schema.GroupKind{Kind: "Pod"}, "web-a", field.ErrorList{field.TooLong(field.NewPath("metadata", "annotations"), "", 262144)})
+		}
+		return nil
+	}
+	s.away(decide.Delegated)
+	s.run(minute)
+	s.wants("a", "Delegated marked label Unknown DelegatedByPool | not written: Pod "+build.Namespace+"/web-a | web-a 300s | Lease annotated")
+	s.machines["a"].isCut = false
+	s.run(2 * minute)
+	if is := s.is("a"); strings.Contains(is, "marked") || strings.Contains(is, "not written") {
+		t.Errorf("a node that is back is %s", is)
 	}
 }
 

@@ -16,7 +16,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	decide "github.com/atoll-k8s/atoll/internal/domain/connectivity"
@@ -47,9 +46,13 @@ func (r *Reconciler) watches() []watch.Watch {
 			CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) { r.hear(ctx, nil, e.Object, q) },
 			UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q queue) { r.hear(ctx, e.ObjectOld, e.ObjectNew, q) },
 		}},
-		{Object: &corev1.Node{}, Predicates: []predicate.Predicate{nodeChanged}, Handler: handler.Funcs{
+		{Object: &corev1.Node{}, Handler: handler.Funcs{
 			CreateFunc: func(_ context.Context, e event.CreateEvent, q queue) { q.Add(requestOf(poolOf(e.Object))) },
 			UpdateFunc: func(_ context.Context, e event.UpdateEvent, q queue) {
+				r.read(e.ObjectOld, e.ObjectNew, q)
+				if !nodeChanged(e) {
+					return
+				}
 				q.Add(requestOf(poolOf(e.ObjectOld)))
 				q.Add(requestOf(poolOf(e.ObjectNew)))
 			},
@@ -60,13 +63,33 @@ func (r *Reconciler) watches() []watch.Watch {
 
 func poolOf(node client.Object) string { return node.GetLabels()[apps.NodePoolLabel] }
 
-// nodeChanged accepts updates that change the pool of a node, what of ours it has, its Ready or its taints.
-var nodeChanged = predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+// nodeChanged reports whether an update changes the pool of a node, what of ours it has, its Ready or its taints.
+func nodeChanged(e event.UpdateEvent) bool {
 	before, isBefore := e.ObjectOld.(*corev1.Node)
 	after, is := e.ObjectNew.(*corev1.Node)
 	return !is || !isBefore || poolOf(before) != poolOf(after) || !maps.Equal(before.Annotations, after.Annotations) || !maps.Equal(before.Labels, after.Labels) ||
 		decide.HasTaints(before) != decide.HasTaints(after) || decide.IsReady(before) != decide.IsReady(after)
-}}
+}
+
+// read notes a status of a node that its kubelet has written. It starts a pass if the node is not taken for one that reaches the
+// cloud.
+func (r *Reconciler) read(before, after client.Object, q queue) {
+	last, isBefore := before.(*corev1.Node)
+	node, is := after.(*corev1.Node)
+	if !is || !isBefore || !decide.PostedAt(node).After(decide.PostedAt(last)) {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := r.pools[poolOf(node)]
+	if p == nil || p.Nodes[node.Name] == nil {
+		return
+	}
+	p.Posted(node.Name, r.Clock.Now())
+	if p.Nodes[node.Name].Record.State != decide.Direct {
+		q.Add(requestOf(poolOf(node)))
+	}
+}
 
 // hear notes a Lease that was written: a heartbeat, a pulse, or the probe. It starts a pass if that can change something.
 func (r *Reconciler) hear(ctx context.Context, before, after client.Object, q queue) {
@@ -98,6 +121,7 @@ func (r *Reconciler) hear(ctx context.Context, before, after client.Object, q qu
 		for _, p := range r.pools {
 			p.Probe(now)
 		}
+		probeGauge.Set(float64(now.Unix()))
 	case lease.Namespace == corev1.NamespaceNodeLease:
 		node := &corev1.Node{}
 		if r.Client.Get(ctx, client.ObjectKey{Name: lease.Name}, node, client.UnsafeDisableDeepCopy) != nil {

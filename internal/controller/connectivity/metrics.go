@@ -17,10 +17,15 @@ var (
 		Namespace: "atoll", Subsystem: "connectivity", Name: "transitions_total",
 		Help: "Times that the cloud concluded something else about a node, by the state into which it came.",
 	}, []string{"state"})
+
+	probeGauge = prometheus.NewGauge(prometheus.GaugeOpts{
+		Namespace: "atoll", Subsystem: "connectivity", Name: "last_probe_timestamp_seconds",
+		Help: "When the leader last heard its own probe, the Lease atoll-probe, which it writes each five seconds; 0 if it has not yet. While it does not hear it, it concludes of no node that it is silent, so that pods of dead nodes stay.",
+	})
 )
 
 func init() {
-	metrics.Registry.MustRegister(nodesGauge, transitionsTotal)
+	metrics.Registry.MustRegister(nodesGauge, transitionsTotal, probeGauge)
 }
 
 // count sets the gauge for a pool.

@@ -32,6 +32,9 @@ const (
 const (
 	// DelegatedAfter is how long heartbeats must arrive through the pool before a node is Delegated.
 	DelegatedAfter = 15 * time.Second
+	// DoubtedFor is how long a pool is not believed that has spoken for a node whose kubelet wrote its status meanwhile: longer
+	// than a kubelet waits that has nothing new to say, five minutes.
+	DoubtedFor = 6 * time.Minute
 	// Quiet is how long nothing may be heard of a pool before it counts as silent, and how old a pulse may be that
 	// counts: pulses and heartbeats come each 10 s.
 	Quiet = 25 * time.Second

@@ -69,14 +69,14 @@ func (p *Pool) next(n *Node, poolSilence time.Duration, now time.Time) (state St
 		}
 		return Released, ReasonReleased
 	}
-	if state != Direct && n.isHeardSince(n.Record.Since) {
+	if state != Direct && (n.isHeardSince(n.Record.Since) || n.isDoubted(now) && !n.doubted.Before(n.Record.Since)) {
 		state, reason = Direct, ReasonHeard
 	}
 	silence := p.silence(n, now)
 	// A manager that has just started waits for a pulse, before it takes the pool for silent.
 	isSilent, isPoolSilent := silence >= p.Grace, poolSilence >= Quiet && p.asOf(now).Sub(p.started) >= listen
 	switch {
-	case n.delegated.Sub(n.delegatedSince) >= DelegatedAfter && !isSilent:
+	case n.delegated.Sub(n.delegatedSince) >= DelegatedAfter && !isSilent && !n.isDoubted(now):
 		return Delegated, ReasonDelegated
 	// Until the last pulse: since then nobody has said that it could be heard.
 	case p.isObserved(p.asOf(now)) && p.observed(n, p.pulse, now) >= p.Grace:

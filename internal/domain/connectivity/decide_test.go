@@ -195,6 +195,52 @@ func TestDecide(t *testing.T) {
 	}
 }
 
+// TestAPoolThatLies: it speaks for a node that reaches the cloud. A kubelet writes its status ten seconds after somebody else
+// has, and else each five minutes.
+func TestAPoolThatLies(t *testing.T) {
+	now := time.Unix(1_000_000, 0)
+	p := NewPool(grace, now)
+	p.HasCoordinator = true
+	p.Add("n", Record{State: Direct}, "", now)
+	wrong, posted := 0, 0
+	state := func() State {
+		p.Nodes["n"].Record = Decide(p, now).Records["n"]
+		return p.Nodes["n"].Record.State
+	}
+	second := func(beat func()) {
+		now = now.Add(time.Second)
+		p.Probe(now)
+		p.Pulse([]string{"n"}, now)
+		beat()
+	}
+	for range 3600 {
+		second(func() { p.Heartbeat("n", now.String(), true, now) })
+		if posted++; state() == Delegated {
+			wrong++
+		}
+		if posted >= 300 || wrong > 0 && posted >= 10 && p.Nodes["n"].Record.State == Delegated {
+			posted = 0
+			p.Posted("n", now)
+			if got := state(); got != Direct {
+				t.Fatalf("its kubelet has written its status, and it is %s", got)
+			}
+		}
+	}
+	if wrong > 11 {
+		t.Errorf("in an hour the node was Delegated for %d s", wrong)
+	}
+	for range 40 { // the pool lies no more
+		second(func() { p.Heartbeat("n", now.String(), false, now) })
+	}
+	for range 20 { // the node is cut off
+		second(func() { p.Heartbeat("n", now.String(), true, now) })
+		state()
+	}
+	if got := state(); got != Delegated {
+		t.Errorf("a node that is cut off later is %s", got)
+	}
+}
+
 func TestVerdictSaysThatNobodyCouldHear(t *testing.T) {
 	inside := facts{state: Direct, heard: 53, pulse: 3, pulses: 100}
 	outside := inside

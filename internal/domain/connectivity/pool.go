@@ -40,6 +40,9 @@ type Node struct {
 	own time.Time
 	// delegatedSince and delegated are the first and the last heartbeat through the pool since then; zero for none.
 	delegatedSince, delegated time.Time
+	// spoken is when the pool last spoke for it, and doubted when its kubelet last wrote a status although the pool did so; zero
+	// for never.
+	spoken, doubted time.Time
 	// observed is for how much of its silence the pool was observed, before the manager started.
 	observed time.Duration
 	beat     string
@@ -76,6 +79,9 @@ func (p *Pool) Heartbeat(name, beat string, isDelegated bool, now time.Time) {
 	n.heard, n.observed, n.beat = now, 0, beat
 	p.hear(now)
 	if !isDelegated {
+		if now.Sub(n.spoken) >= Quiet {
+			n.doubted = time.Time{}
+		}
 		n.own, n.delegated, n.delegatedSince = now, time.Time{}, time.Time{}
 		n.isOutside = p.isObserved(now) && !n.isInside
 		return
@@ -83,7 +89,25 @@ func (p *Pool) Heartbeat(name, beat string, isDelegated bool, now time.Time) {
 	if n.delegatedSince.IsZero() || now.Sub(n.delegated) >= Quiet {
 		n.delegatedSince = now
 	}
-	n.delegated = now
+	n.delegated, n.spoken = now, now
+}
+
+// Posted records that the kubelet of a node has written its status into the Node. Nobody else in the pool can: so the node
+// reaches the cloud, and if the pool speaks for it all the same, somebody there lies, and is not believed for DoubtedFor.
+func (p *Pool) Posted(name string, now time.Time) {
+	n, ok := p.Nodes[name]
+	if !ok {
+		return
+	}
+	p.Heartbeat(name, n.beat, false, now)
+	if !n.spoken.IsZero() && now.Sub(n.spoken) < Quiet {
+		n.doubted = now
+	}
+}
+
+// isDoubted reports whether the pool is not believed that the node is cut off.
+func (n *Node) isDoubted(now time.Time) bool {
+	return !n.doubted.IsZero() && now.Sub(n.doubted) < DoubtedFor
 }
 
 // Pulse records a pulse of the pool: the hub that leads has the cloud and the coordinator. inside are the nodes whose

@@ -56,6 +56,14 @@ func TellPodNotWritten(node *corev1.Node, message string, now time.Time) *corev1
 	return node
 }
 
+// PostedAt returns when the kubelet of a node last wrote its status: nobody else changes that; zero for never.
+func PostedAt(node *corev1.Node) time.Time {
+	if ready := readyOf(node); ready != nil {
+		return ready.LastHeartbeatTime.Time
+	}
+	return time.Time{}
+}
+
 // IsReady reports whether the node is Ready.
 func IsReady(node *corev1.Node) bool {
 	ready := readyOf(node)
