@@ -75,6 +75,9 @@ const (
 	// DelegatedAnnotation, on the Lease of a node, has the renewTime that the hub that leads has written for the node. As
 	// long as both are equal, the node is delegated: a kubelet that renews its Lease by itself keeps the annotation.
 	DelegatedAnnotation = "atoll.dev/delegated"
+	// CutOffUntilAnnotation, on the Lease of a node, has when the node last reached the cloud again after its pool had spoken
+	// for it. Its own hub writes it: no pool may.
+	CutOffUntilAnnotation = "atoll.dev/cut-off-until"
 	// TokenField is that of the Secret of the delegate which has its token.
 	TokenField = "token"
 	// MaxItems bounds the objects of the inventory of a node.

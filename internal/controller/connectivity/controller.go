@@ -434,7 +434,7 @@ func (r *Reconciler) write(ctx context.Context, before, after client.Object, isS
 	return r.Client.Patch(ctx, after, patch)
 }
 
-// releaseLease takes the annotation off the Lease of a node whose pool has no coordinator.
+// releaseLease takes our annotations off the Lease of a node whose pool has no coordinator.
 func (r *Reconciler) releaseLease(ctx context.Context, name string) error {
 	lease := &coordinationv1.Lease{}
 	if err := r.Live.Get(ctx, leaseOf(name), lease); err != nil {
@@ -445,13 +445,15 @@ func (r *Reconciler) releaseLease(ctx context.Context, name string) error {
 	}
 	released := lease.DeepCopy()
 	delete(released.Annotations, governance.DelegatedAnnotation)
+	delete(released.Annotations, governance.CutOffUntilAnnotation)
 	return r.write(ctx, lease, released, false)
 }
 
 // isAnnotated reports whether a heartbeat in a Lease, the last or an earlier one, came through the pool.
 func isAnnotated(lease *coordinationv1.Lease) bool {
-	_, has := lease.Annotations[governance.DelegatedAnnotation]
-	return has
+	_, wasDelegated := lease.Annotations[governance.DelegatedAnnotation]
+	_, isConfirmed := lease.Annotations[governance.CutOffUntilAnnotation]
+	return wasDelegated || isConfirmed
 }
 
 func leaseOf(node string) client.ObjectKey {

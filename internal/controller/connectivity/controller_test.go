@@ -845,6 +845,29 @@ func TestANodeWhoseKubeletWritesReachesTheCloud(t *testing.T) {
 	}
 }
 
+// TestANodeThatIsBackConfirmsItsPool: it is Delegated again as soon as it is cut off again.
+func TestANodeThatIsBackConfirmsItsPool(t *testing.T) {
+	s := newSite(t)
+	s.away(decide.Delegated)
+	s.run(minute)
+	s.wants("a", delegated)
+	s.machines["a"].isCut = false
+	s.run(2 * time.Second)
+	node := s.node("a")
+	node.Status.Conditions[0] = corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady", LastHeartbeatTime: metav1.NewTime(s.clock.Now())}
+	s.update(node, true)
+	lease := s.lease("a")
+	metav1.SetMetaDataAnnotation(&lease.ObjectMeta, governance.CutOffUntilAnnotation, "2027-01-15T08:00:00Z")
+	s.update(lease, false)
+	s.run(10 * time.Second)
+	if state := decide.Parse(s.node("a").Annotations[decide.Annotation]).State; state != decide.Direct {
+		t.Errorf("it is back, and %s", state)
+	}
+	s.machines["a"].isCut = true
+	s.run(30 * time.Second)
+	s.wants("a", delegated)
+}
+
 // TestAPodThatIsInvalidHoldsUpNobody: what makes it so is its author's, who must not decide whether a node is Ready for all.
 func TestAPodThatIsInvalidHoldsUpNobody(t *testing.T) {
 	s := newSite(t)

@@ -97,10 +97,15 @@ func (r *Reconciler) hear(ctx context.Context, before, after client.Object, q qu
 	if !is || lease.Spec.RenewTime == nil {
 		return
 	}
-	if last, is := before.(*coordinationv1.Lease); is && last.Spec.RenewTime.Equal(lease.Spec.RenewTime) {
-		return // it was read again
-	}
 	now := r.Clock.Now()
+	if last, is := before.(*coordinationv1.Lease); is {
+		if at := lease.Annotations[governance.CutOffUntilAnnotation]; at != "" && at != last.Annotations[governance.CutOffUntilAnnotation] && lease.Namespace == corev1.NamespaceNodeLease {
+			r.confirmed(ctx, lease.Name, now)
+		}
+		if last.Spec.RenewTime.Equal(lease.Spec.RenewTime) {
+			return // it was read again
+		}
+	}
 	pulseOf := governance.PoolOfPulse(lease.Name)
 	switch {
 	case lease.Namespace == governance.Namespace && pulseOf != "":
@@ -123,11 +128,10 @@ func (r *Reconciler) hear(ctx context.Context, before, after client.Object, q qu
 		}
 		probeGauge.Set(float64(now.Unix()))
 	case lease.Namespace == corev1.NamespaceNodeLease:
-		node := &corev1.Node{}
-		if r.Client.Get(ctx, client.ObjectKey{Name: lease.Name}, node, client.UnsafeDisableDeepCopy) != nil {
-			return // it is not registered
+		pool, isRegistered := r.poolOfNode(ctx, lease.Name)
+		if !isRegistered {
+			return
 		}
-		pool := poolOf(node)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		p := r.pools[pool]
@@ -146,6 +150,23 @@ func (r *Reconciler) hear(ctx context.Context, before, after client.Object, q qu
 			q.Add(requestOf(pool))
 		}
 	}
+}
+
+// confirmed notes that a node says that its pool was right to speak for it.
+func (r *Reconciler) confirmed(ctx context.Context, node string, now time.Time) {
+	pool, _ := r.poolOfNode(ctx, node)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p := r.pools[pool]; p != nil {
+		p.Confirmed(node, now)
+	}
+}
+
+// poolOfNode returns the pool of a node, "" if it is in none; false if there is no such node.
+func (r *Reconciler) poolOfNode(ctx context.Context, name string) (string, bool) {
+	node := &corev1.Node{}
+	err := r.Client.Get(ctx, client.ObjectKey{Name: name}, node, client.UnsafeDisableDeepCopy)
+	return poolOf(node), err == nil
 }
 
 // stateIn returns what a pulse says; nil if it does not say it.

@@ -38,6 +38,8 @@ const (
 	// Quiet is how long nothing may be heard of a pool before it counts as silent, and how old a pulse may be that
 	// counts: pulses and heartbeats come each 10 s.
 	Quiet = 25 * time.Second
+	// inFlight is for how long the pool may go on to speak for a node that is back, because the hub that leads does not know it yet.
+	inFlight = 15 * time.Second
 	// UnobservedLimit is how long a node is kept that nobody in its pool can speak for, while its pool is heard.
 	UnobservedLimit = 300 * time.Second
 	// MinGrace is the shortest grace of kube-controller-manager with which heartbeats that are forwarded are in time.

@@ -229,7 +229,7 @@ func TestAPoolThatLies(t *testing.T) {
 	if wrong > 11 {
 		t.Errorf("in an hour the node was Delegated for %d s", wrong)
 	}
-	for range 40 { // the pool lies no more
+	for range int(DoubtedFor / time.Second) { // the pool lies no more
 		second(func() { p.Heartbeat("n", now.String(), false, now) })
 	}
 	for range 20 { // the node is cut off
@@ -238,6 +238,51 @@ func TestAPoolThatLies(t *testing.T) {
 	}
 	if got := state(); got != Delegated {
 		t.Errorf("a node that is cut off later is %s", got)
+	}
+}
+
+// TestALinkThatFlaps: a node comes back, its kubelet writes its status, and it is cut off again a few seconds later. Its pool is
+// believed each time, because the node has confirmed what the pool said; it may do so before its kubelet has written, or after.
+func TestALinkThatFlaps(t *testing.T) {
+	for _, confirmsAfter := range []int{1, 3} {
+		now := time.Unix(1_000_000, 0)
+		p := NewPool(grace, now)
+		p.HasCoordinator = true
+		p.Add("n", Record{State: Direct}, "", now)
+		for outage := range 5 {
+			delegated := 0
+			for second := range 60 {
+				now = now.Add(time.Second)
+				p.Probe(now)
+				p.Pulse([]string{"n"}, now)
+				if second%5 == 0 {
+					p.Heartbeat("n", now.String(), true, now)
+				}
+				p.Nodes["n"].Record = Decide(p, now).Records["n"]
+				if p.Nodes["n"].Record.State == Delegated {
+					delegated++
+				}
+			}
+			if delegated < 40 {
+				t.Errorf("confirmed after %d s, outage %d: it was Delegated for %d s of 60", confirmsAfter, outage, delegated)
+			}
+			for second := range 6 {
+				now = now.Add(time.Second)
+				switch second {
+				case 0: // it was on its way
+					p.Heartbeat("n", now.String(), true, now)
+				case 2:
+					p.Heartbeat("n", now.String(), false, now)
+					p.Posted("n", now)
+				}
+				if second == confirmsAfter {
+					p.Confirmed("n", now)
+				}
+			}
+			if got := Decide(p, now).Records["n"].State; got != Direct {
+				t.Errorf("confirmed after %d s, outage %d: it is back, and %s", confirmsAfter, outage, got)
+			}
+		}
 	}
 }
 

@@ -40,9 +40,9 @@ type Node struct {
 	own time.Time
 	// delegatedSince and delegated are the first and the last heartbeat through the pool since then; zero for none.
 	delegatedSince, delegated time.Time
-	// spoken is when the pool last spoke for it, and doubted when its kubelet last wrote a status although the pool did so; zero
-	// for never.
-	spoken, doubted time.Time
+	// spoken is when the pool last spoke for it, confirmed when the node last said that the pool was right to, and doubted when
+	// its kubelet last wrote a status although the pool spoke for it; zero for never.
+	spoken, confirmed, doubted time.Time
 	// observed is for how much of its silence the pool was observed, before the manager started.
 	observed time.Duration
 	beat     string
@@ -79,9 +79,6 @@ func (p *Pool) Heartbeat(name, beat string, isDelegated bool, now time.Time) {
 	n.heard, n.observed, n.beat = now, 0, beat
 	p.hear(now)
 	if !isDelegated {
-		if now.Sub(n.spoken) >= Quiet {
-			n.doubted = time.Time{}
-		}
 		n.own, n.delegated, n.delegatedSince = now, time.Time{}, time.Time{}
 		n.isOutside = p.isObserved(now) && !n.isInside
 		return
@@ -93,15 +90,23 @@ func (p *Pool) Heartbeat(name, beat string, isDelegated bool, now time.Time) {
 }
 
 // Posted records that the kubelet of a node has written its status into the Node. Nobody else in the pool can: so the node
-// reaches the cloud, and if the pool speaks for it all the same, somebody there lies, and is not believed for DoubtedFor.
+// reaches the cloud, and if the pool speaks for it all the same, somebody there lies, and is not believed for DoubtedFor; unless
+// the node confirms that it has just come back.
 func (p *Pool) Posted(name string, now time.Time) {
 	n, ok := p.Nodes[name]
 	if !ok {
 		return
 	}
 	p.Heartbeat(name, n.beat, false, now)
-	if !n.spoken.IsZero() && now.Sub(n.spoken) < Quiet {
+	if !n.spoken.IsZero() && now.Sub(n.spoken) < Quiet && n.spoken.Sub(n.confirmed) > inFlight {
 		n.doubted = now
+	}
+}
+
+// Confirmed records that the node itself says that it reaches the cloud again, and was cut off while its pool spoke for it.
+func (p *Pool) Confirmed(name string, now time.Time) {
+	if n, ok := p.Nodes[name]; ok {
+		n.confirmed, n.doubted = now, time.Time{}
 	}
 }
 

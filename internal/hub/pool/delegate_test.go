@@ -48,6 +48,8 @@ func (c *tokens) send(r *http.Request, asNode bool) (*http.Response, error) {
 	switch {
 	case r.Method == http.MethodGet && asNode && authorization == "" && r.URL.Path == "/api/v1/namespaces/atoll-pools/secrets/delegate-edge":
 		return answer(http.StatusOK, corev1.Secret{Data: map[string][]byte{"token": []byte(c.token)}})
+	case asNode && authorization == "" && r.URL.Path == "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/a" && r.Header.Get("Content-Type") == "application/merge-patch+json":
+		return answer(http.StatusOK, struct{}{})
 	case asNode || r.URL.Path != "/apis/coordination.k8s.io/v1/namespaces/atoll-pools/leases/pool-edge" || r.Header.Get("Content-Type") != "application/merge-patch+json":
 		return answer(http.StatusBadRequest, map[string]string{"message": "unexpected"})
 	case authorization != "Bearer "+c.accepted:
@@ -130,6 +132,41 @@ func TestPulses(t *testing.T) {
 		run(2)
 		if got := run(30); got != "" || l.pool.Status().Pulse != "" {
 			t.Errorf("a hub that does not lead any more asks %s", got)
+		}
+	})
+}
+
+// TestANodeThatIsBackConfirmsWhatItsPoolSaid: once for each outage in which the pool could speak for it, and again until the
+// cloud has heard it.
+func TestANodeThatIsBackConfirmsWhatItsPoolSaid(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, c := newLeaderRig(t), &tokens{token: "x", accepted: "x"}
+		l.pool.options.Send = c.send
+		l.coordinator.leads = false
+		rounds := func(n int, hasCloud bool) string {
+			t.Helper()
+			l.hasCloud = hasCloud
+			for range n {
+				if err := l.next(); err != nil {
+					t.Error(err)
+				}
+			}
+			return c.take()
+		}
+		if got := rounds(3, true) + rounds(3, false); got != "" {
+			t.Errorf("a node that is not back asks %s", got)
+		}
+		if got := rounds(3, true); !strings.HasPrefix(got, `PATCH a {"metadata":{"annotations":{"atoll.dev/cut-off-until":"2000-01-01T00:00:`) || strings.Contains(got, "\n") {
+			t.Errorf("a node that is back asks %s", got)
+		}
+		rounds(1, false)
+		c.set("x", "x", 0, true)
+		if got := rounds(2, true); strings.Count(got, "PATCH a") != 2 {
+			t.Errorf("while the cloud hangs it asks %s", got)
+		}
+		c.set("x", "x", 0, false)
+		if got := rounds(3, true); strings.Count(got, "PATCH a") != 1 {
+			t.Errorf("then it asks %s", got)
 		}
 	})
 }

@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/atoll-k8s/atoll/internal/governance"
 )
@@ -114,6 +115,8 @@ type Pool struct {
 	beaten  time.Time
 	// unsent are the statuses that the last beat has reported.
 	unsent *governance.Statuses
+	// isSpokenFor: the coordinator has a report of the node, and the cloud has not heard from the node since.
+	isSpokenFor bool
 	// node and pool are what is told of the node, and of its pool while the hub leads.
 	node, pool told
 	refused    map[governance.Item]time.Time
@@ -220,6 +223,7 @@ func (p *Pool) Run(ctx context.Context) {
 			err = p.round(ctx, addresses)
 		}
 		p.lead.follow(ctx)
+		p.confirm(ctx)
 		if ctx.Err() != nil {
 			return
 		}
@@ -431,11 +435,25 @@ func (p *Pool) beat(ctx context.Context) (answer governance.BeatAnswer, err erro
 	if err := p.post(ctx, governance.BeatPath, beat, &answer); err != nil {
 		return answer, err
 	}
+	p.isSpokenFor = p.isSpokenFor || report != nil
 	p.mu.Lock()
 	p.state, p.reports = answer.Pool, answer.Reports
 	p.mu.Unlock()
 	p.lead.answered(p.beaten, answer.Leads)
 	return answer, nil
+}
+
+// confirm tells the cloud, as the node, that the pool was right to speak for it. A pool that speaks for a node that reaches the
+// cloud all the time is not believed for a while, and a node that is cut off again soon would suffer from that.
+func (p *Pool) confirm(ctx context.Context) {
+	if !p.isSpokenFor || !p.options.HasCloud() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, governance.BeatEvery)
+	defer cancel()
+	body := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, governance.CutOffUntilAnnotation, p.now().UTC().Format(time.RFC3339))
+	code, _, err := (&delegate{send: p.options.Send}).ask(ctx, http.MethodPatch, leasesOf(corev1.NamespaceNodeLease)+p.options.NodeName, "application/merge-patch+json", body, "")
+	p.isSpokenFor = err != nil || code == http.StatusTooManyRequests || code/100 == 5
 }
 
 // tell sends an inventory, if the coordinator does not know it, and uploads what is pending.

@@ -29,7 +29,12 @@ func (n node) Items() (items []governance.Item, err error) {
 	return items, nil
 }
 
-func (n node) Report() (*governance.Report, *governance.Statuses) { return nil, nil }
+func (n node) Report() (*governance.Report, *governance.Statuses) {
+	if isSilent := len(n) == 0; isSilent {
+		return nil, nil
+	}
+	return &governance.Report{}, nil
+}
 
 func (n node) Body(ref governance.Ref) ([]byte, error) {
 	item, has := n[ref]
@@ -188,6 +193,7 @@ func (p *Pool) turn(ctx context.Context) (answers bool, err error) {
 	if p.begin(len(addresses) > 0); len(addresses) > 0 {
 		err = p.round(ctx, addresses)
 	}
+	p.confirm(ctx)
 	return p.report(err), err
 }
 
