@@ -10,7 +10,7 @@ export GOWORK := off
 # Nothing here needs cgo but the race detector. With it, packages would be compiled twice:
 # for vet and tests with cgo, and for all programs without.
 export CGO_ENABLED := 0
-MODULES := $(patsubst %/go.mod,%,$(wildcard ./go.mod devcluster/go.mod test/go.mod hack/chart/go.mod hack/tools/go.mod hack/golangci/go.mod))
+MODULES := $(patsubst %/go.mod,%,$(wildcard ./go.mod devcluster/go.mod test/go.mod cmd/kubectl-atoll/go.mod hack/chart/go.mod hack/tools/go.mod hack/golangci/go.mod))
 # hack/tools and hack/golangci pin tools and hold no code.
 CODE_MODULES := $(filter-out hack/tools hack/golangci,$(MODULES))
 
@@ -119,6 +119,7 @@ down: ## Stop the cluster of make up.
 .PHONY: build
 build: ## Build the programs into bin/.
 	go build -trimpath -o bin/ ./cmd/...
+	cd cmd/kubectl-atoll && go build -trimpath -o $(CURDIR)/bin/ .
 
 .PHONY: image
 image: ## Build the image of atoll-manager, atoll-hub and atoll-coordinator into a tar file in dist/: IMAGE is its name; ARGS=-push pushes it instead.

@@ -21,7 +21,7 @@ import (
 // that are missing share little: containerd, runc and the tools follow other versions of
 // Kubernetes.
 var files = []string{
-	"go.mod", "devcluster/go.mod", "test/go.mod", "hack/chart/go.mod",
+	"go.mod", "devcluster/go.mod", "test/go.mod", "cmd/kubectl-atoll/go.mod", "hack/chart/go.mod",
 	"devcluster/binaries/kubernetes/go.mod.txt", "devcluster/binaries/kubelet/go.mod.txt", "devcluster/binaries/kwok/go.mod.txt",
 }
 

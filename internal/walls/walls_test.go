@@ -217,7 +217,7 @@ var leaves = []string{"internal/domain/affinity", "internal/domain/membership", 
 var adapters = map[string]bool{
 	"internal/controller":  true,
 	"internal/webhook":     true,
-	"internal/kubectl":     true,
+	"internal/kubectl":     false,
 	"internal/extender":    false,
 	"internal/hub":         false,
 	"internal/coordinator": false,

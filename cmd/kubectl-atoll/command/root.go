@@ -1,0 +1,98 @@
+// Package command has the verbs of kubectl-atoll: their arguments, flags and output.
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"sigs.k8s.io/yaml"
+
+	"github.com/atoll-k8s/atoll/internal/kubectl/read"
+)
+
+// shared is what all verbs have.
+type shared struct {
+	genericiooptions.IOStreams
+	config *genericclioptions.ConfigFlags
+	output string
+}
+
+// New returns the command.
+func New(streams genericiooptions.IOStreams) *cobra.Command {
+	s := &shared{IOStreams: streams, config: genericclioptions.NewConfigFlags(true)}
+	root := &cobra.Command{
+		Use:           "kubectl-atoll",
+		Short:         "Why pods are where they are, and what Atoll will do",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl atoll"},
+	}
+	root.SetOut(streams.Out)
+	root.SetErr(streams.ErrOut)
+	s.config.AddFlags(root.PersistentFlags())
+	root.PersistentFlags().StringVarP(&s.output, "output", "o", "", "json, yaml or wide; by default text for people")
+	root.AddCommand(s.explain(), s.status(), s.tree())
+	return root
+}
+
+// reader connects to the cluster, and returns the namespace of the command.
+func (s *shared) reader() (*read.Reader, string, error) {
+	namespace, _, err := s.config.ToRawKubeConfigLoader().Namespace()
+	if err != nil {
+		return nil, "", err
+	}
+	config, err := s.config.ToRESTConfig()
+	if err != nil {
+		return nil, "", err
+	}
+	r, err := read.New(config)
+	return r, namespace, err
+}
+
+// print prints a value as -o says; text prints it for people.
+func (s *shared) print(value any, text func(io.Writer) error) error {
+	switch s.output {
+	case "json":
+		encoder := json.NewEncoder(s.Out)
+		encoder.SetIndent("", "  ")
+		encoder.SetEscapeHTML(false)
+		return encoder.Encode(value)
+	case "yaml":
+		data, err := yaml.Marshal(value)
+		if err != nil {
+			return err
+		}
+		_, err = s.Out.Write(data)
+		return err
+	case "", "wide":
+		return text(s.Out)
+	}
+	return fmt.Errorf("-o %s: want json, yaml or wide", s.output)
+}
+
+// Main runs the command, and returns the exit code: 0, 1 after an error, or that of the verb.
+func Main(ctx context.Context, streams genericiooptions.IOStreams, args []string) int {
+	root := New(streams)
+	root.SetArgs(args)
+	err := root.ExecuteContext(ctx)
+	var code exitCode
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &code):
+		return int(code)
+	}
+	_, _ = fmt.Fprintln(streams.ErrOut, "error:", err)
+	return 1
+}
+
+// exitCode is an error that says nothing: the output has said it.
+type exitCode int
+
+func (c exitCode) Error() string { return fmt.Sprintf("exit code %d", int(c)) }

@@ -1,0 +1,101 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/atoll-k8s/atoll/internal/kubectl/tree"
+)
+
+func (s *shared) tree() *cobra.Command {
+	return &cobra.Command{
+		Use:     "tree TYPE/NAME",
+		Short:   "The pods of a workload by revision, NodeGroup and node",
+		Example: "  kubectl atoll tree deployment/nginx",
+		Args:    cobra.RangeArgs(1, 2),
+		RunE: func(c *cobra.Command, args []string) error {
+			resource, name, ok := strings.Cut(args[0], "/")
+			if len(args) == 2 {
+				resource, name, ok = args[0], args[1], true
+			}
+			if !ok {
+				return fmt.Errorf("want a kind and a name: kubectl atoll tree deployment/%s", args[0])
+			}
+			kind, err := s.kindOf(resource)
+			if err != nil {
+				return err
+			}
+			r, namespace, err := s.reader()
+			if err != nil {
+				return err
+			}
+			workload := &metav1.PartialObjectMetadata{}
+			workload.SetGroupVersionKind(kind)
+			found, err := r.Get(c.Context(), client.ObjectKey{Namespace: namespace, Name: name}, workload)
+			switch unread := r.Unread(); {
+			case err != nil:
+				return err
+			case len(unread) > 0:
+				return errors.New(unread[0])
+			case !found:
+				return fmt.Errorf("there is no %s %s in namespace %s", kind.Kind, name, namespace)
+			}
+			workload.SetGroupVersionKind(kind)
+			root, err := tree.Of(c.Context(), r, workload)
+			if err != nil {
+				return err
+			}
+			return s.print(root, func(w io.Writer) error { return writeTree(w, root, r.Unread()) })
+		},
+	}
+}
+
+// kindOf finds the kind that a person names as for kubectl: deploy, deployments.apps, Deployment.
+func (s *shared) kindOf(resource string) (schema.GroupVersionKind, error) {
+	mapper, err := s.config.ToRESTMapper()
+	if err != nil {
+		return schema.GroupVersionKind{}, err
+	}
+	gr := schema.ParseGroupResource(strings.ToLower(resource))
+	kind, err := mapper.KindFor(gr.WithVersion(""))
+	if meta.IsNoMatchError(err) {
+		return kind, fmt.Errorf("the cluster does not serve %q: kubectl api-resources lists what it serves", resource)
+	}
+	return kind, err
+}
+
+func writeTree(w io.Writer, root *tree.Branch, unread []string) error {
+	var text strings.Builder
+	fmt.Fprintf(&text, "%s %s  %d of %d pods Ready\n", root.Kind, root.Name, root.Ready, root.Pods)
+	writeBranches(&text, root.Branches, "")
+	for _, u := range unread {
+		fmt.Fprintf(&text, "More could be said: %s\n", u)
+	}
+	_, err := io.WriteString(w, text.String())
+	return err
+}
+
+func writeBranches(text *strings.Builder, branches []*tree.Branch, indent string) {
+	for i, b := range branches {
+		corner, below := "├─ ", "│  "
+		if i == len(branches)-1 {
+			corner, below = "└─ ", "   "
+		}
+		line := fmt.Sprintf("%s%s%s %s", indent, corner, b.Kind, b.Name)
+		if b.Kind != "Pod" {
+			line += fmt.Sprintf("  %d of %d", b.Ready, b.Pods)
+		} else if b.Note != "" {
+			line += "  " + b.Note
+		}
+		fmt.Fprintln(text, line)
+		writeBranches(text, b.Branches, indent+below)
+	}
+}

@@ -1,0 +1,21 @@
+// kubectl-atoll tells people why their pods are where they are. It only reads, with the rights
+// of the person who runs it.
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	_ "k8s.io/client-go/plugin/pkg/client/auth" // what kubeconfigs may name
+
+	"github.com/atoll-k8s/atoll/cmd/kubectl-atoll/command"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	code := command.Main(ctx, genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}, os.Args[1:])
+	stop()
+	os.Exit(code)
+}
