@@ -246,6 +246,14 @@ func (r *poolRig) testDelegated() {
 	}
 	r.eventually("it answers again", func() error { return r.isEndpointOf("probed", true) })
 	r.cut(false, node)
+	r.eventually("its hub confirms that it was cut off", func() error {
+		var lease coordinationv1.Lease
+		err := r.client.Get(r.Context(), client.ObjectKey{Namespace: corev1.NamespaceNodeLease, Name: node}, &lease)
+		if err == nil && lease.Annotations[governance.CutOffUntilAnnotation] == "" {
+			err = fmt.Errorf("its Lease has %v", lease.Annotations)
+		}
+		return err
+	})
 	r.back(node)
 	var probed corev1.Pod
 	if err := r.client.Get(r.Context(), client.ObjectKey{Namespace: "default", Name: "probed"}, &probed); err != nil || probed.DeletionTimestamp != nil {

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -278,7 +279,9 @@ func (c *coordinatorBench) addHubs(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("reading the certificate of node %q: %w", h.name, err)
 		}
-		h.client = &http.Client{Transport: &http.Transport{ForceAttemptHTTP2: true, TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: governance.ServerName, Certificates: []tls.Certificate{pair}}}}
+		// Each has an address of its own: the coordinator takes a share of all connections from one.
+		from := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 1, byte(i/250), byte(1+i%250))}}
+		h.client = &http.Client{Transport: &http.Transport{DialContext: from.DialContext, ForceAttemptHTTP2: true, TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: governance.ServerName, Certificates: []tls.Certificate{pair}}}}
 		c.hubs = append(c.hubs, h)
 	}
 	return inParallel(ctx, 8, c.hubs, func(ctx context.Context, h *benchHub) error {

@@ -168,8 +168,8 @@ func (d *delegationBench) sides(_ context.Context, variant string) (a, b side, e
 	}
 }
 
-// leases returns when the Leases of the nodes that are cut off were written last, by their own times: the newest and the
-// oldest one.
+// leases returns when the Leases of the nodes that are cut off were written last by their pool, by their own times: the newest
+// and the oldest one.
 func (d *delegationBench) leases(ctx context.Context) (newest, oldest time.Time, err error) {
 	list, err := d.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 	if err != nil {
@@ -181,6 +181,9 @@ func (d *delegationBench) leases(ctx context.Context) (newest, oldest time.Time,
 			continue
 		}
 		renewed := list.Items[i].Spec.RenewTime.Time
+		if list.Items[i].Annotations[governance.DelegatedAnnotation] == "" {
+			renewed = time.Time{} // no heartbeat has come yet
+		}
 		if renewed.After(newest) {
 			newest = renewed
 		}

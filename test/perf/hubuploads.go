@@ -109,12 +109,24 @@ func (h *hubUploadsBench) govern(ctx context.Context, nodes ...string) error {
 		if err != nil {
 			return fmt.Errorf("giving the pool its coordinator: %w", err)
 		}
-		var out []byte
-		if out, err = exec.CommandContext(ctx, h.cluster.BinaryPath("kubectl"), append([]string{"--kubeconfig=" + h.cluster.KubeconfigPath()}, args...)...).CombinedOutput(); err != nil {
-			err = fmt.Errorf("%w: %s", err, out)
+		err = h.kubectl(ctx, args...)
+		for range 10 {
+			if err == nil || args[0] != "wait" { // it fails for one that has no status yet
+				break
+			}
+			time.Sleep(time.Second)
+			err = h.kubectl(ctx, args...)
 		}
 	}
 	return err
+}
+
+func (h *hubUploadsBench) kubectl(ctx context.Context, args ...string) error {
+	out, err := exec.CommandContext(ctx, h.cluster.BinaryPath("kubectl"), append([]string{"--kubeconfig=" + h.cluster.KubeconfigPath()}, args...)...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, out)
+	}
+	return nil
 }
 
 // addHub starts the hub of a node, with a client.
