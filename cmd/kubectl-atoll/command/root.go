@@ -4,7 +4,6 @@ package command
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 
@@ -36,7 +35,7 @@ func New(streams genericiooptions.IOStreams) *cobra.Command {
 	root.SetOut(streams.Out)
 	root.SetErr(streams.ErrOut)
 	s.config.AddFlags(root.PersistentFlags())
-	root.PersistentFlags().StringVarP(&s.output, "output", "o", "", "json, yaml or wide; by default text for people")
+	root.PersistentFlags().StringVarP(&s.output, "output", "o", "", "json or yaml; by default text for people")
 	root.AddCommand(s.explain(), s.status(), s.tree())
 	return root
 }
@@ -70,29 +69,19 @@ func (s *shared) print(value any, text func(io.Writer) error) error {
 		}
 		_, err = s.Out.Write(data)
 		return err
-	case "", "wide":
+	case "":
 		return text(s.Out)
 	}
-	return fmt.Errorf("-o %s: want json, yaml or wide", s.output)
+	return fmt.Errorf("-o %s: want json or yaml", s.output)
 }
 
-// Main runs the command, and returns the exit code: 0, 1 after an error, or that of the verb.
+// Main runs the command, and returns the exit code: 0, or 1 after an error.
 func Main(ctx context.Context, streams genericiooptions.IOStreams, args []string) int {
 	root := New(streams)
 	root.SetArgs(args)
-	err := root.ExecuteContext(ctx)
-	var code exitCode
-	switch {
-	case err == nil:
-		return 0
-	case errors.As(err, &code):
-		return int(code)
+	if err := root.ExecuteContext(ctx); err != nil {
+		_, _ = fmt.Fprintln(streams.ErrOut, "error:", err)
+		return 1
 	}
-	_, _ = fmt.Fprintln(streams.ErrOut, "error:", err)
-	return 1
+	return 0
 }
-
-// exitCode is an error that says nothing: the output has said it.
-type exitCode int
-
-func (c exitCode) Error() string { return fmt.Sprintf("exit code %d", int(c)) }

@@ -449,7 +449,7 @@ func (r *Reconciler) releaseLease(ctx context.Context, name string) error {
 	return r.write(ctx, lease, released, false)
 }
 
-// isAnnotated reports whether a heartbeat in a Lease, the last or an earlier one, came through the pool.
+// isAnnotated reports whether a Lease has an annotation of ours: a heartbeat, the last or an earlier one, came through the pool.
 func isAnnotated(lease *coordinationv1.Lease) bool {
 	_, wasDelegated := lease.Annotations[governance.DelegatedAnnotation]
 	_, isConfirmed := lease.Annotations[governance.CutOffUntilAnnotation]

@@ -182,3 +182,16 @@ func (p *Pool) sendPulse(ctx context.Context, d *delegate) error {
 	_, err = d.do(ctx, pool, http.MethodPatch, leasesOf(governance.Namespace)+governance.Pulse(pool), string(types.MergePatchType), text)
 	return err
 }
+
+// confirm tells the cloud, as the node, that the pool was right to speak for it. A pool that speaks for a node that reaches the
+// cloud all the time is not believed for a while, and a node that is cut off again soon would suffer from that.
+func (p *Pool) confirm(ctx context.Context) {
+	if !p.isSpokenFor || !p.options.HasCloud() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, governance.BeatEvery)
+	defer cancel()
+	body := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, governance.CutOffUntilAnnotation, p.now().UTC().Format(time.RFC3339))
+	code, _, err := (&delegate{send: p.options.Send}).ask(ctx, http.MethodPatch, leasesOf(corev1.NamespaceNodeLease)+p.options.NodeName, "application/merge-patch+json", body, "")
+	p.isSpokenFor = err != nil || code == http.StatusTooManyRequests || code/100 == 5
+}

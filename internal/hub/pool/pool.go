@@ -24,7 +24,6 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/atoll-k8s/atoll/internal/governance"
 )
@@ -441,19 +440,6 @@ func (p *Pool) beat(ctx context.Context) (answer governance.BeatAnswer, err erro
 	p.mu.Unlock()
 	p.lead.answered(p.beaten, answer.Leads)
 	return answer, nil
-}
-
-// confirm tells the cloud, as the node, that the pool was right to speak for it. A pool that speaks for a node that reaches the
-// cloud all the time is not believed for a while, and a node that is cut off again soon would suffer from that.
-func (p *Pool) confirm(ctx context.Context) {
-	if !p.isSpokenFor || !p.options.HasCloud() {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, governance.BeatEvery)
-	defer cancel()
-	body := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, governance.CutOffUntilAnnotation, p.now().UTC().Format(time.RFC3339))
-	code, _, err := (&delegate{send: p.options.Send}).ask(ctx, http.MethodPatch, leasesOf(corev1.NamespaceNodeLease)+p.options.NodeName, "application/merge-patch+json", body, "")
-	p.isSpokenFor = err != nil || code == http.StatusTooManyRequests || code/100 == 5
 }
 
 // tell sends an inventory, if the coordinator does not know it, and uploads what is pending.
