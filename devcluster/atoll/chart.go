@@ -132,7 +132,7 @@ func apply(ctx context.Context, config *rest.Config, objects []*unstructured.Uns
 }
 
 func waitEstablished(ctx context.Context, crds dynamic.ResourceInterface, name string) error {
-	err := wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, 2*time.Minute, true, func(ctx context.Context) (bool, error) {
 		crd, err := crds.Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return false, unlessTransient(err)
