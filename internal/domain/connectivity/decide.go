@@ -109,7 +109,7 @@ func (p *Pool) next(n *Node, poolSilence time.Duration, now time.Time) (state St
 		switch {
 		case isSilent && p.FrozenLimit != nil && inState >= *p.FrozenLimit:
 			return Lost, ReasonFrozenLimit
-		case isSilent && !isPoolSilent && p.asOf(now).Sub(p.heardSince) >= UnobservedLimit:
+		case isSilent && !isPoolSilent && min(inState, p.asOf(now).Sub(p.heardSince)) >= UnobservedLimit:
 			return Lost, ReasonUnobservedLimit
 		}
 	}

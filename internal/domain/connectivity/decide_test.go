@@ -136,6 +136,7 @@ func TestDecide(t *testing.T) {
 		"frozenLimit is shorter than the grace":                       {facts{state: Frozen, since: 19, heard: 49, other: 49, limit: 1}, Frozen, ""},
 		"frozenLimit is over, and the manager has just started":       {facts{state: Frozen, since: 600, heard: 20, other: 20, limit: 300, started: 20}, Frozen, ""},
 		"the pool is heard again for 300 s, without a pulse":          {facts{state: Frozen, since: 600, heard: 630, other: 1, poolHeard: 300}, Lost, ReasonUnobservedLimit},
+		"Frozen for 299 s in a pool that a manager hears for 300 s":   {facts{state: Frozen, since: 299, heard: 630, other: 1, poolHeard: 300}, Frozen, ""},
 		"the pool is heard again for 299 s, without a pulse":          {facts{state: Frozen, since: 600, heard: 630, other: 1, poolHeard: 299}, Frozen, ""},
 		"the pool was heard for 300 s, and is silent":                 {facts{state: Frozen, since: 600, heard: 630, other: 25, poolHeard: 325}, Frozen, ""},
 		"the pool is heard for 300 s, and the manager has just begun": {facts{state: Frozen, since: 600, heard: 20, other: 1, poolHeard: 300}, Frozen, ""},
