@@ -55,13 +55,14 @@ func (f *fixture) metric(name, labels string) float64 {
 	return f.metrics()[name+"{"+labels+"}"]
 }
 
-// metrics reads all metrics of atoll-manager's first replica, by name{labels}.
-func (f *fixture) metrics() map[string]float64 {
+// metrics reads all metrics of atoll-manager's first replica, by name{labels}. It waits for one that has lost its Lease on a
+// busy machine and is started again.
+func (f *fixture) metrics() (values map[string]float64) {
 	f.Helper()
-	values, err := f.metricsAt(f.atoll.MetricsURLs[0])
-	if err != nil {
-		f.Fatal(err)
-	}
+	f.eventually(patience, "atoll-manager serves its metrics", func() (err error) {
+		values, err = f.metricsAt(f.atoll.MetricsURLs[0])
+		return err
+	})
 	return values
 }
 
