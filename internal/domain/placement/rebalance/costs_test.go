@@ -1,9 +1,11 @@
 package rebalance
 
 import (
+	"slices"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/types"
+	"pgregory.net/rapid"
 )
 
 // TestCostsDue: r-0 to r-2 are in hz, r-3 and r-4 in bj, r-5 waits.
@@ -51,4 +53,52 @@ func TestCostsDue(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestTheOrderOfLeavingDoesNotDependOnWrittenCosts: pods leave one after the other, each time the first of a new plan.
+// Whether the deletion costs are written in between, and when, makes no difference.
+func TestTheOrderOfLeavingDoesNotDependOnWrittenCosts(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		before := cohort("r", times(rapid.IntRange(2, 12).Draw(t, "pods"), "hz")...)
+		before.OfReplicaSet = true
+		for i := range before.Pods {
+			if rapid.Bool().Draw(t, "has a cost") {
+				before.Pods[i].HasCost, before.Pods[i].DeletionCost = true, threeToTwo().SeatCost("hz", rapid.IntRange(1, 12).Draw(t, "of seat"), 12)
+			}
+		}
+		leave := func(writes func() bool) (left []string) {
+			at := before
+			at.Pods = slices.Clone(before.Pods)
+			for {
+				w := seen(pods(at))
+				p := NewPlan(&w)
+				if len(p.Evict) == 0 {
+					return left
+				}
+				left = append(left, p.Evict[0].Name)
+				i := slices.IndexFunc(at.Pods, func(pod Pod) bool { return pod.UID == p.Evict[0].UID })
+				moved := at.Pods[i]
+				moved.UID, moved.Group, moved.HasCost = moved.UID+"-moved", "bj", false
+				at.Pods = append(slices.Delete(at.Pods, i, i+1), moved)
+				if writes() {
+					w := seen(pods(at))
+					for _, c := range CostsDue(&w) {
+						i := slices.IndexFunc(at.Pods, func(pod Pod) bool { return pod.UID == c.Pod })
+						at.Pods[i].DeletionCost, at.Pods[i].HasCost = c.Cost, true
+					}
+				}
+			}
+		}
+		w := seen(pods(before))
+		planned := names(NewPlan(&w).Evict)
+		for what, got := range map[string][]string{
+			"never":     leave(func() bool { return false }),
+			"always":    leave(func() bool { return true }),
+			"sometimes": leave(func() bool { return rapid.Bool().Draw(t, "written") }),
+		} {
+			if !slices.Equal(got, planned) {
+				t.Fatalf("with costs that are written %s %v left, and planned were %v", what, got, planned)
+			}
+		}
+	})
 }

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"sort"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
 )
@@ -187,12 +189,13 @@ func (w *Workload) moves(blocked *obstacles) moves {
 		return groups[i] < groups[j]
 	})
 	w.reserveForWaiting(lacking)
+	costs := w.wantedCosts()
 	for _, group := range groups {
 		if w.Sticky && slices.Contains(w.Spread.Away(), group) {
 			continue
 		}
 		left, stay := m.surplus[group], 0
-		for _, pod := range w.inOrderOfLeaving(group) {
+		for _, pod := range w.inOrderOfLeaving(group, costs) {
 			if left == 0 || len(m.evict) >= open {
 				break
 			}
@@ -263,9 +266,20 @@ func (w *Workload) findGroup(blocked *obstacles, lacking []string, from string, 
 	return false, !tied && !unread && wanted
 }
 
+// wantedCosts returns the deletion costs that pods are to have, where those differ from what
+// they have. The order of leaving is by these, so that it does not depend on when they are
+// written: the pods that NewPlan names are those that leave, one after the other.
+func (w *Workload) wantedCosts() map[types.UID]int32 {
+	costs := map[types.UID]int32{}
+	for _, c := range CostsDue(w) {
+		costs[c.Pod] = c.Cost
+	}
+	return costs
+}
+
 // inOrderOfLeaving returns the pods of one group, the first to leave first. While there
 // are several revisions, pods beyond their own revision's share leave before the others.
-func (w *Workload) inOrderOfLeaving(group string) []*Pod {
+func (w *Workload) inOrderOfLeaving(group string, costs map[types.UID]int32) []*Pod {
 	var pods []*Pod
 	var candidates []placement.Candidate
 	excess := map[*Cohort]int{}
@@ -274,7 +288,11 @@ func (w *Workload) inOrderOfLeaving(group string) []*Pod {
 		c := &w.Cohorts[i]
 		for j := range c.Pods {
 			if pod := &c.Pods[j]; pod.Group == group && pod.counts() {
-				pods, candidates = append(pods, pod), append(candidates, pod.Candidate)
+				candidate := pod.Candidate
+				if cost, differs := costs[pod.UID]; differs {
+					candidate.DeletionCost = cost
+				}
+				pods, candidates = append(pods, pod), append(candidates, candidate)
 				excess[c]++
 				cohorts[pod] = c
 			}
