@@ -3,6 +3,7 @@ module github.com/atoll-k8s/atoll/hack/chart
 go 1.26.0
 
 require (
+	github.com/CycloneDX/cyclonedx-go v0.12.0
 	github.com/atoll-k8s/atoll v0.0.0
 	github.com/atoll-k8s/atoll/devcluster v0.0.0
 	github.com/google/cel-go v0.26.0
