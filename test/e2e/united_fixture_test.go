@@ -112,7 +112,7 @@ func (f *fixture) isDone(name string) error {
 	ud := f.ud(name)
 	s := &ud.Status
 	if s.ObservedGeneration != ud.Generation || s.CurrentRevision == "" || s.CurrentRevision != s.UpdateRevision || len(s.Pools) != len(ud.Spec.Topology.Pools) ||
-		!meta.IsStatusConditionTrue(s.Conditions, apps.PoolUpdated) || !meta.IsStatusConditionTrue(s.Conditions, apps.PoolProvisioned) ||
+		!meta.IsStatusConditionTrue(s.Conditions, apps.ConditionReady) || !meta.IsStatusConditionTrue(s.Conditions, apps.PoolUpdated) || !meta.IsStatusConditionTrue(s.Conditions, apps.PoolProvisioned) ||
 		!meta.IsStatusConditionFalse(s.Conditions, apps.PoolFailure) {
 		return fmt.Errorf("generation %d, status %s", ud.Generation, asJSON(s))
 	}

@@ -35,6 +35,18 @@ const (
 	ConditionMembershipProtected = "MembershipProtected"
 )
 
+// IsStalled returns whether Ready with this reason stays as it is until a person changes the
+// object. The condition Stalled is True then, with the same reason and message, and absent
+// otherwise: tools that wait for objects read it (kstatus).
+func IsStalled(reason string) bool {
+	switch reason {
+	case ReasonInvalid, ReasonAnotherCoordinator, ReasonVersionNotSupported,
+		ReasonPatchInvalid, ReasonNameTaken, ReasonProgressDeadlineExceeded, ReasonStopped:
+		return true
+	}
+	return false
+}
+
 // Reasons of conditions of a NodePool.
 const (
 	// ReasonNodesReady: every node in the pool is Ready and as the pool wants it.

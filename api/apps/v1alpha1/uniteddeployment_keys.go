@@ -43,7 +43,8 @@ const (
 	RollbackToPrevious = "previous"
 )
 
-// Condition types of a UnitedDeployment (docs/sources.md, P13).
+// Condition types of a UnitedDeployment (docs/sources.md, P13). Its ConditionReady is True while
+// all that is to be done is done, and sums the others up with the first problem found.
 const (
 	// PoolProvisioned means all the expected pools are provisioned and
 	// unexpected pools are deleted.
@@ -52,6 +53,15 @@ const (
 	PoolUpdated = "PoolUpdated"
 	// PoolFailure is true while one of the pools has a failure.
 	PoolFailure = "PoolFailure"
+)
+
+// Reasons of ConditionReady, beside those of the other conditions.
+const (
+	// ReasonPodsReady: every pool has the pods that it is to have, updated as far as a
+	// partition allows, and all are Ready.
+	ReasonPodsReady = "PodsReady"
+	// ReasonPodsNotReady: pods are missing, or not Ready.
+	ReasonPodsNotReady = "PodsNotReady"
 )
 
 // Reasons of PoolProvisioned.

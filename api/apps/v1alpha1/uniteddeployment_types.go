@@ -337,7 +337,7 @@ type UnitedDeploymentStatus struct {
 	// +optional
 	UpdateRevision string `json:"updateRevision,omitempty"`
 
-	// conditions has PoolProvisioned, PoolUpdated and PoolFailure.
+	// conditions has Ready, PoolProvisioned, PoolUpdated and PoolFailure.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

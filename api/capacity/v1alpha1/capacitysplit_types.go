@@ -33,9 +33,13 @@ type CapacitySplit struct {
 
 // CapacitySplitStatus is what was observed of the workload.
 type CapacitySplitStatus struct {
-	// observedGeneration is metadata.generation of the workload that was looked at.
+	// observedGeneration is metadata.generation of the CapacitySplit.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+
+	// workloadGeneration is metadata.generation of the workload that was looked at.
+	// +optional
+	WorkloadGeneration int64 `json:"workloadGeneration,omitempty"`
 
 	// workload is the one whose pods are divided.
 	// +optional
@@ -117,6 +121,11 @@ type CapacitySplitList struct {
 
 // ConditionReady is True while the pods are divided as they are to be.
 const ConditionReady = "Ready"
+
+// IsStalled returns whether Ready with this reason stays as it is until a person changes what the
+// workload says. The condition Stalled is True then, with the same reason and message, and absent
+// otherwise: tools that wait for objects read it (kstatus).
+func IsStalled(reason string) bool { return reason == ReasonInvalid }
 
 // Reasons of the condition Ready.
 const (

@@ -161,6 +161,17 @@ const (
 	ConditionMembershipProtected = "MembershipProtected"
 )
 
+// IsStalled returns whether Ready with this reason stays as it is until a person changes the
+// object. The condition Stalled is True then, with the same reason and message, and absent
+// otherwise: tools that wait for objects read it (kstatus).
+func IsStalled(reason string) bool {
+	switch reason {
+	case ReasonInvalidSelector, ReasonInvalid, ReasonOverrideRefused, ReasonOverridesStopped:
+		return true
+	}
+	return false
+}
+
 // Reasons of ConditionMembershipProtected on a NodeGroup; it is Unknown with
 // ReasonInvalidSelector.
 const (

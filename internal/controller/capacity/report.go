@@ -57,7 +57,7 @@ func (r *Reconciler) report(ctx context.Context, s *scope) error {
 		return phase.Wait("the CapacitySplit of an earlier workload of the name to be deleted", retryName)
 	}
 	before := split.DeepCopy()
-	ready := setStatus(s, &split.Status)
+	ready := setStatus(s, split)
 	if was := reasonOf(before); was != ready && (ready == api.ReasonNoNodes || ready == api.ReasonInvalid) {
 		r.notReady(s, ready, conditionOf(split).Message)
 	}
@@ -180,9 +180,10 @@ func nameOf(o *ownership.Object) string {
 
 // setStatus writes the status from what was observed and planned, and returns the reason of
 // the Ready condition.
-func setStatus(s *scope, status *api.CapacitySplitStatus) string {
+func setStatus(s *scope, split *api.CapacitySplit) string {
 	w, p, o := s.workload, s.plan, s.observed
-	status.ObservedGeneration = w.Generation
+	status, generation := &split.Status, split.Generation
+	status.ObservedGeneration, status.WorkloadGeneration = generation, w.Generation
 	status.Workload = api.WorkloadReference{APIVersion: w.GroupVersion().String(), Kind: w.Kind, Name: w.Name}
 	status.Count = nil
 	if s.capacity.Configured != capacity.MaxCount {
@@ -202,7 +203,7 @@ func setStatus(s *scope, status *api.CapacitySplitStatus) string {
 	case reason == api.ReasonSatisfied:
 		ready, message = metav1.ConditionTrue, "the workload has 0 replicas"
 	}
-	conditions.Set(&status.Conditions, w.Generation, api.ConditionReady, ready, reason, message)
+	conditions.SetReady(&status.Conditions, generation, ready, reason, message, api.IsStalled(reason))
 	return reason
 }
 

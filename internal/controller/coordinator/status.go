@@ -53,7 +53,7 @@ func setStatus(s *scope) {
 	case !isReady(s.pod):
 		ready, reason, message = metav1.ConditionFalse, apps.ReasonPodNotReady, fmt.Sprintf("its pod %q on node %q is not Ready: %s", s.pod.Name, s.pod.Spec.NodeName, whyNotReady(s.pod))
 	}
-	set(apps.ConditionReady, ready, reason, message)
+	conditions.SetReady(&status.Conditions, s.coordinator.Generation, ready, reason, conditions.Bounded(message), apps.IsStalled(reason))
 	setPool(status, s, set)
 	setNodes(status, s, set)
 }

@@ -33,7 +33,7 @@ func setStatus(s *scope) {
 			return n.SelectionStatus == gm.SelectionSucceeded && n.ReadyStatus != gm.NodeReady
 		}))
 	}
-	conditions.Set(&status.Conditions, s.group.Generation, gm.ConditionReady, ready, reason, message)
+	conditions.SetReady(&status.Conditions, s.group.Generation, ready, reason, message, gm.IsStalled(reason))
 	protected, reason, message := protection(s)
 	conditions.Set(&status.Conditions, s.group.Generation, gm.ConditionMembershipProtected, protected, reason, message)
 }

@@ -177,7 +177,7 @@ func setStatus(s *scope) {
 	case len(notReady) > 0:
 		ready, reason, message = no, apps.ReasonNodesNotReady, "nodes that are not Ready: "+conditions.List(notReady)
 	}
-	set(apps.ConditionReady, ready, reason, message)
+	conditions.SetReady(&status.Conditions, s.pool.Generation, ready, reason, message, apps.IsStalled(reason))
 }
 
 // protection returns the condition MembershipProtected. It cannot be True: whether a policy

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -182,6 +183,7 @@ func setConditions(s *scope) {
 		set(apps.PoolProvisioned, metav1.ConditionUnknown, s.failure.reason, s.failure.message)
 		set(apps.PoolUpdated, metav1.ConditionUnknown, s.failure.reason, s.failure.message)
 		set(apps.PoolFailure, metav1.ConditionTrue, s.failure.reason, s.failure.message)
+		setReady(s)
 		return
 	}
 	status, reason, message := provisioned(s)
@@ -216,6 +218,37 @@ func setConditions(s *scope) {
 	default:
 		set(apps.PoolFailure, metav1.ConditionTrue, first.reason, fmt.Sprintf("pools %s; the first of them: %s", conditions.List(failed), first.message))
 	}
+	setReady(s)
+}
+
+// setReady sets the condition Ready from the others, and from the counts of the pods.
+func setReady(s *scope) {
+	status := &s.ud.Status
+	is, reason, message := metav1.ConditionTrue, apps.ReasonPodsReady, "every pod of every pool is Ready"
+	wanted := int32(0)
+	for i := range status.Pools {
+		wanted += status.Pools[i].DesiredReplicas
+	}
+	failure := meta.FindStatusCondition(status.Conditions, apps.PoolFailure)
+	provisioned, updated := meta.FindStatusCondition(status.Conditions, apps.PoolProvisioned), meta.FindStatusCondition(status.Conditions, apps.PoolUpdated)
+	of := func(c *metav1.Condition) { is, reason, message = metav1.ConditionFalse, c.Reason, c.Message }
+	switch {
+	case !s.observed:
+		is, reason, message = metav1.ConditionUnknown, s.failure.reason, failure.Message
+	case updated.Reason == apps.ReasonStopped:
+		of(updated)
+	case failure.Status == metav1.ConditionTrue:
+		of(failure)
+	case provisioned.Status != metav1.ConditionTrue:
+		of(provisioned)
+	case updated.Status != metav1.ConditionTrue && updated.Reason != apps.ReasonPartitioned:
+		of(updated)
+	case status.ReadyReplicas < wanted || status.Replicas > wanted:
+		is, reason, message = metav1.ConditionFalse, apps.ReasonPodsNotReady, fmt.Sprintf("%d of %d pods are Ready, and there are %d", status.ReadyReplicas, wanted, status.Replicas)
+	case updated.Reason == apps.ReasonPartitioned:
+		message += "; partitions keep pods from the update"
+	}
+	conditions.SetReady(&status.Conditions, s.ud.Generation, is, reason, message, apps.IsStalled(reason))
 }
 
 // provisioned returns status, reason and message of the condition PoolProvisioned.

@@ -18,6 +18,22 @@ func Set(conditions *[]metav1.Condition, generation int64, kind string, status m
 	})
 }
 
+// The condition that sums an object up, and the one beside it for tools that wait until an object
+// is ready (kstatus, which Flux and others use).
+const ready, stalled = "Ready", "Stalled"
+
+// SetReady sets the condition Ready and, beside it, Stalled with the same reason and message: True
+// if Ready does not become True before a person changes something, and absent otherwise. Tools
+// that wait end with an error then.
+func SetReady(conditions *[]metav1.Condition, generation int64, status metav1.ConditionStatus, reason, message string, isStalled bool) {
+	Set(conditions, generation, ready, status, reason, message)
+	if !isStalled || status == metav1.ConditionTrue {
+		meta.RemoveStatusCondition(conditions, stalled)
+		return
+	}
+	Set(conditions, generation, stalled, metav1.ConditionTrue, reason, message)
+}
+
 // maxMessage bounds messages with texts of other programs, in bytes. The API allows 32768
 // characters.
 const maxMessage = 2000
