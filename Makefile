@@ -105,11 +105,11 @@ matrix: devcluster-bin ## Make each failure of a pool on real nodes, and write i
 	cd test && MATRIX=$(CURDIR)/docs/pools-failures.md go test $(UNCACHED) -v -timeout 180m $(TESTFLAGS) -run 'TestFailureMatrix$(if $(ROW),/$(ROW))' ./nodes
 
 .PHONY: demo
-demo: ## Show the example on a cluster of simulated nodes; SCENE=rollout|scale|early|pools|capacity|gangs|offline|pool|governance shows one more scene.
+demo: kubectl-atoll ## Show the example on a cluster of simulated nodes; SCENE=rollout|scale|early|pools|capacity|gangs|offline|pool|governance shows one more scene.
 	cd test && go run $(DEMO_PKG) $(ARGS)
 
 .PHONY: up
-up: ## Start a cluster with Atoll to try things on; it runs until make down. ARGS=-form=Isolated selects another form, ARGS=-real-nodes=3 nodes with containers.
+up: kubectl-atoll ## Start a cluster with Atoll to try things on; it runs until make down. ARGS=-form=Isolated selects another form, ARGS=-real-nodes=3 nodes with containers.
 	cd test && go run ./playground $(ARGS)
 
 .PHONY: down
@@ -117,9 +117,12 @@ down: ## Stop the cluster of make up.
 	cd test && go run ./playground -down
 
 .PHONY: build
-build: ## Build the programs into bin/.
+build: kubectl-atoll ## Build the programs into bin/.
 	go build -trimpath -o bin/ ./cmd/...
-	cd cmd/kubectl-atoll && go build -trimpath -o $(CURDIR)/bin/ .
+
+.PHONY: kubectl-atoll
+kubectl-atoll: ## Build bin/kubectl-atoll, what people ask: docs/kubectl-atoll.md.
+	cd cmd/kubectl-atoll && go build -trimpath -o $(CURDIR)/bin/ . && cp kubectl_complete-atoll $(CURDIR)/bin/
 
 .PHONY: image
 image: ## Build the image of atoll-manager, atoll-hub and atoll-coordinator into a tar file in dist/: IMAGE is its name; ARGS=-push pushes it instead.
@@ -128,6 +131,10 @@ image: ## Build the image of atoll-manager, atoll-hub and atoll-coordinator into
 .PHONY: manifest
 manifest: ## Render the chart into dist/install.yaml: IMAGE is the image of atoll-manager, ARGS may contain -set key=value.
 	cd hack/chart && go run ./cmd/manifest -o $(CURDIR)/dist/install.yaml -image '$(IMAGE)' $(ARGS)
+
+.PHONY: release
+release: ## Make all files of a release in dist/release: programs, image, chart, install.yaml, krew's manifest, checksums, SBOM. IMAGE is the image's name.
+	@cd hack/chart && go run ./cmd/release -source $(CURDIR) -image '$(IMAGE)' $(ARGS)
 
 .PHONY: generate
 generate: $(CONTROLLER_GEN) ## Regenerate deepcopy code, CRDs, the manager's role and docs/metrics.md.

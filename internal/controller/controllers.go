@@ -29,6 +29,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/policies"
 	"github.com/atoll-k8s/atoll/internal/seats"
+	"github.com/atoll-k8s/atoll/internal/survey"
 )
 
 // Deps holds what controllers share beside the manager.
@@ -72,10 +73,10 @@ func Setup(mgr ctrl.Manager, d Deps) error {
 			SchedulerName: d.SchedulerName, Mark: d.Mark,
 		}).SetupWithManager,
 		"propagationpolicy": (&propagationpolicy.Reconciler{
-			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Policies: d.Policies, Synced: d.Synced, Recorder: events, Evictor: d.Evictor, Jobs: restarter, Clock: clock.RealClock{},
+			Surveyor: d.surveyor(), Client: mgr.GetClient(), Synced: d.Synced, Recorder: events, Evictor: d.Evictor, Jobs: restarter,
 		}).SetupWithManager,
 		"overridepolicy": (&overridepolicy.Reconciler{
-			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Policies: d.Policies, Synced: d.Synced, Recorder: events, Evictor: d.Evictor, Clock: clock.RealClock{},
+			Surveyor: d.surveyor(), Client: mgr.GetClient(), Synced: d.Synced, Recorder: events, Evictor: d.Evictor,
 		}).SetupWithManager,
 		"capacity": (&capacity.Reconciler{
 			Client: mgr.GetClient(), Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Policies: d.Policies, Synced: d.Synced, Recorder: events, Evictor: d.Evictor, Clock: clock.RealClock{},
@@ -111,4 +112,8 @@ func Setup(mgr ctrl.Manager, d Deps) error {
 		}
 	}
 	return nil
+}
+
+func (d *Deps) surveyor() *survey.Surveyor {
+	return &survey.Surveyor{Pods: d.Pods, Walker: d.Walker, Ledger: d.Ledger, Policies: d.Policies, Clock: clock.RealClock{}}
 }

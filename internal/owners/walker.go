@@ -17,12 +17,14 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/validate/content"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/metadata"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/lru"
@@ -419,6 +421,20 @@ func (w *Walker) Put(o *ownership.Object) {
 	old := w.putLocked(o)
 	w.mu.Unlock()
 	w.handle(old, o)
+}
+
+// Observe adds an object of a kind that Kubernetes has and that was read otherwise, as the
+// watch of its kind would.
+func (w *Walker) Observe(o runtime.Object) {
+	kinds, _, err := scheme.Scheme.ObjectKinds(o)
+	if err != nil {
+		return
+	}
+	if k := w.kindOf(kinds[0].GroupKind()); k != nil {
+		if slim, _ := k.slim(o); slim != nil { // one without a valid number of replicas is an owner too
+			w.Put(slim)
+		}
+	}
 }
 
 // Drop removes an object and calls the handlers, if the caches hold it.

@@ -88,6 +88,16 @@ func (c ImageChange) Changes(container string) bool { return c.changed.Has(conta
 // Needed returns true if any image differs.
 func (c ImageChange) Needed() bool { return len(c.changed) > 0 }
 
+// Changed returns the images that differ, as the rules want them.
+func (c ImageChange) Changed() (all []override.Image) {
+	for _, image := range c.images {
+		if c.changed.Has(image.Container) {
+			all = append(all, image)
+		}
+	}
+	return all
+}
+
 // Restarts returns true if the change restarts a container that is running now;
 // sidecars among the init containers count. The kubelet does not restart a container
 // that is not running.

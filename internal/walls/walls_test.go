@@ -84,7 +84,7 @@ var walls = []wall{
 	},
 	{
 		name: "shared packages import no adapter",
-		why: "Controllers, webhooks and the extender import internal/seats, internal/owners, internal/policies, internal/gangs and internal/assign. " +
+		why: "Controllers, webhooks and the extender import internal/seats, internal/owners, internal/policies, internal/gangs, internal/assign and internal/survey. " +
 			"With an import in the other direction, one adapter would depend on another through them.",
 		room: under(services...),
 		imports: func(_, imported string) string {
@@ -96,7 +96,7 @@ var walls = []wall{
 		why: "Kinds communicate through the API server: what one controller needs from another is a field, a label or a " +
 			"condition, which users can see too. State that one adapter passes to another in memory is hidden from them and lost at a restart. " +
 			"Code that two adapters need belongs to internal/domain (decisions), internal/seats (the ledger of seats), " +
-			"internal/owners (the owners of pods), internal/policies (compiled policies), internal/gangs (PodGroups), internal/assign (seats at creation) or internal/machinery (how controllers reconcile).",
+			"internal/owners (the owners of pods), internal/policies (compiled policies), internal/gangs (PodGroups), internal/assign (seats at creation), internal/survey (observations of workloads) or internal/machinery (how controllers reconcile).",
 		room: isAdapter,
 		imports: func(pkg, imported string) string {
 			return ofOurs(imported, shared, services, []string{adapterOf(pkg)})
@@ -205,7 +205,7 @@ func isImpure(imported string) bool {
 // adapters and other services may import.
 var (
 	shared   = []string{"api", "internal/domain", "internal/machinery"}
-	services = []string{"internal/seats", "internal/owners", "internal/policies", "internal/assign", "internal/gangs", "internal/governance"}
+	services = []string{"internal/seats", "internal/owners", "internal/policies", "internal/assign", "internal/gangs", "internal/governance", "internal/survey"}
 )
 
 // leaves are the domain packages that other domain packages may import. Each holds one

@@ -294,7 +294,8 @@ func (s *stage) hints() []string {
 		"Try it, in another terminal (Ctrl-C here ends the demo):",
 		"  export KUBECONFIG=" + s.kubeconfig,
 		"  " + kubectl + " scale deployment " + deployment + " --replicas=10",
-		"  " + kubectl + " get nodegroups,propagationpolicies,overridepolicies",
+		"  bin/kubectl-atoll explain deployment/" + deployment,
+		"  bin/kubectl-atoll status",
 	}
 }
 

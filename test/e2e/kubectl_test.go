@@ -135,6 +135,9 @@ func TestKubectlAtollExplainsWhatPodsWaitFor(t *testing.T) {
 			f.create(d)
 			var e explain.Explanation
 			f.eventually(patience, "the cause is named", func() error {
+				if out, stderr, err := admin.atoll("explain", "deployment/"+c.app); err != nil || !strings.Contains(out, c.why) {
+					return fmt.Errorf("of the Deployment it says %s%s, %w", out, stderr, err)
+				}
 				if e = admin.explains(c.app); e.Waits == nil {
 					return fmt.Errorf("nothing prevents it: %+v", e)
 				} else if !strings.Contains(e.Waits.Why, c.why) {
@@ -186,6 +189,10 @@ func TestKubectlAtollShowsWhatAPersonMayRead(t *testing.T) {
 			"Deployment app › ReplicaSet app-", "PropagationPolicy shop: weights seen 1", "seen has 2 of 2", "seen.io/", "OverridePolicy registry, spec.overrideRules[0]",
 			"More could be said: you may not get nodes: no role that is always there has the right; kubectl create clusterrole",
 		}},
+		{[]string{"explain", "deployment/app"}, []string{"PropagationPolicy shop: weights seen 1", "OverridePolicy registry: rules for seen", "seen has 2 of 2", "2 of 2 are Ready"}},
+		{[]string{"top", "groups"}, []string{"NODEGROUP", "seen", "you may not list nodes"}},
+		{[]string{"__complete", "explain", "deployment/"}, []string{"deployment/app"}},
+		{[]string{"__complete", "tree", "deploy", "a"}, []string{"app"}},
 		{[]string{"tree", "deployment", "app"}, []string{"Deployment app  2 of 2 pods Ready", "NodeGroup seen  2 of 2", "Node seen-0  2 of 2", "Pod " + pod.Name}},
 		{[]string{"status"}, []string{"PropagationPolicies  1 of 1 good", "OverridePolicies     1 of 1 good", "seen 1 of 1 nodes Ready", "you may not list nodes"}},
 	}

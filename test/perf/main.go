@@ -94,7 +94,7 @@ type racer interface {
 }
 
 // benchmarks are all that there are.
-var benchmarks = []benchmark{extender, filter, memory, start, restart, rebalance, rollout, pools, united, admission, waiting, admissionCost, way, gangs, gangsLimited, hubBenchmark, hubNode, hubUploads, coordinatorBenchmark, delegation, connectivity}
+var benchmarks = []benchmark{extender, filter, memory, start, restart, rebalance, rollout, pools, united, admission, waiting, admissionCost, way, gangs, gangsLimited, hubBenchmark, hubNode, hubUploads, coordinatorBenchmark, delegation, connectivity, people}
 
 // all stands for every benchmark, or every variant of one.
 const all = "all"

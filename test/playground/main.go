@@ -137,8 +137,7 @@ func up(ctx context.Context, r request) error {
 		return errors.Join(err, cluster.Stop(context.WithoutCancel(ctx)))
 	}
 	fmt.Printf("\nAtoll runs in the form %s, on a cluster of %s.\n", r.form, nodesText(r.real))
-	usage(cluster, r.real)
-	return nil
+	return usage(ctx, cluster, r.real)
 }
 
 // usageOfRunning prints the usage of the playground that runs.
@@ -162,8 +161,7 @@ func usageOfRunning(ctx context.Context, r request) error {
 		return fmt.Errorf("the playground runs on %s, not on %s: stop it with make down first", nodesText(real), nodesText(r.real))
 	}
 	fmt.Printf("The playground runs already, in the form %s, on %s; make down stops it.\n", form, nodesText(real))
-	usage(cluster, real)
-	return nil
+	return usage(ctx, cluster, real)
 }
 
 // formOf returns the form in which Atoll is installed, from the objects that the chart
@@ -199,12 +197,12 @@ func furnish(ctx context.Context, cluster *devcluster.Cluster, r request) error 
 	}
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	root, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", rootModule).Output()
+	root, err := source(ctx)
 	if err != nil {
-		return fmt.Errorf("finding the source of module %s: %w", rootModule, err)
+		return err
 	}
 	for _, file := range made {
-		cmd := exec.CommandContext(ctx, cluster.BinaryPath("kubectl"), "apply", "-f", filepath.Join(strings.TrimSpace(string(root)), file))
+		cmd := exec.CommandContext(ctx, cluster.BinaryPath("kubectl"), "apply", "-f", filepath.Join(root, file))
 		cmd.Env = append(os.Environ(), "KUBECONFIG="+cluster.KubeconfigPath())
 		cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 		if err := cmd.Run(); err != nil {
@@ -212,6 +210,15 @@ func furnish(ctx context.Context, cluster *devcluster.Cluster, r request) error 
 		}
 	}
 	return nil
+}
+
+// source returns the directory of the root module.
+func source(ctx context.Context) (string, error) {
+	root, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", rootModule).Output()
+	if err != nil {
+		return "", fmt.Errorf("finding the source of module %s: %w", rootModule, err)
+	}
+	return strings.TrimSpace(string(root)), nil
 }
 
 // furnishSimulated runs atoll-manager beside the cluster, and adds simulated nodes.
@@ -238,23 +245,29 @@ func labels(site string, i int) map[string]string {
 }
 
 // usage prints how to use the playground.
-func usage(cluster *devcluster.Cluster, real int) {
+func usage(ctx context.Context, cluster *devcluster.Cluster, real int) error {
+	root, err := source(ctx)
+	if err != nil {
+		return err
+	}
 	fmt.Printf(`
   export KUBECONFIG=%s
-  export PATH=%s:$PATH        # kubectl of the cluster's version; yours will do
+  export PATH=%s:%s:$PATH        # kubectl atoll, and kubectl of the cluster's version; yours will do
 
   kubectl get nodegroups,nodepools
   kubectl apply -f examples/groups/deployment.yaml -f examples/groups/02-policies.yaml
   kubectl label deployment nginx groupmanagement.kubeedge.io/required-propagationpolicy=nginx-propagationpolicy groupmanagement.kubeedge.io/required-overridepolicy=nginx-overridepolicy
-  kubectl get pods -o wide
+  kubectl atoll explain deployment/nginx
+  kubectl atoll plan -f examples/policy-numrange.yaml
   kubectl apply -f examples/pools/02-uniteddeployment.yaml
   kubectl apply -f examples/capacity/deployments.yaml
   kubectl get capacitysplits
   kubectl apply -f examples/gangs/rules.yaml -f examples/gangs/deployment.yaml
   kubectl get podgroups        # no Volcano runs here: their pods stay Pending
-`, cluster.KubeconfigPath(), filepath.Dir(cluster.BinaryPath("kubectl")))
+`, cluster.KubeconfigPath(), filepath.Join(root, "bin"), filepath.Dir(cluster.BinaryPath("kubectl")))
 	if real > 0 {
 		fmt.Print(usageOfReal)
 	}
 	fmt.Print("\n  make down        # when done\n")
+	return nil
 }

@@ -1,29 +1,48 @@
 package command
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/atoll-k8s/atoll/internal/kubectl/explain"
+	"github.com/atoll-k8s/atoll/internal/kubectl/read"
 )
 
 func (s *shared) explain() *cobra.Command {
 	return &cobra.Command{
-		Use:     "explain pod NAME",
-		Short:   "Why a pod is where it is, or what it waits for",
-		Example: "  kubectl atoll explain pod nginx-747d4c55d8-5j6jc",
+		Use:     "explain TYPE/NAME",
+		Short:   "Why a pod or the pods of a workload are where they are, or what they wait for",
+		Example: "  kubectl atoll explain pod nginx-747d4c55d8-5j6jc\n  kubectl atoll explain deployment/nginx",
 		Args:    cobra.RangeArgs(1, 2),
+
+		ValidArgsFunction: s.complete,
 		RunE: func(c *cobra.Command, args []string) error {
-			name, err := podName(args)
+			resource, name, err := named("explain", args)
 			if err != nil {
 				return err
 			}
 			r, namespace, err := s.reader()
 			if err != nil {
 				return err
+			}
+			if resource != "pod" && resource != "pods" && resource != "po" {
+				workload, err := s.workload(c.Context(), r, namespace, resource, name)
+				if err != nil {
+					return err
+				}
+				w, err := explain.OfWorkload(c.Context(), r, workload)
+				if err != nil {
+					return err
+				}
+				w.Unread = r.Unread()
+				return s.print(w, func(out io.Writer) error { return writeWorkload(out, w) })
 			}
 			o, err := explain.Observe(c.Context(), r, namespace, name)
 			if err != nil {
@@ -36,38 +55,82 @@ func (s *shared) explain() *cobra.Command {
 	}
 }
 
-// podName reads "pod NAME" or "pod/NAME".
-func podName(args []string) (string, error) {
-	kind, name, ok := strings.Cut(args[0], "/")
+// named reads "TYPE NAME" or "TYPE/NAME".
+func named(verb string, args []string) (resource, name string, err error) {
 	if len(args) == 2 {
-		kind, name, ok = args[0], args[1], true
+		return args[0], args[1], nil
 	}
-	switch {
-	case !ok:
-		return "", fmt.Errorf("want a kind and a name: kubectl atoll explain pod %s", args[0])
-	case kind != "pod" && kind != "pods" && kind != "po":
-		return "", fmt.Errorf("%s: only pods are explained", kind)
+	resource, name, ok := strings.Cut(args[0], "/")
+	if !ok {
+		err = fmt.Errorf("want a kind and a name: kubectl atoll %s deployment/%s", verb, args[0])
 	}
-	return name, nil
+	return resource, name, err
+}
+
+// workload reads the metadata of an object whose kind is named as for kubectl.
+func (s *shared) workload(ctx context.Context, r *read.Reader, namespace, resource, name string) (*metav1.PartialObjectMetadata, error) {
+	kind, err := s.kindOf(resource)
+	if err != nil {
+		return nil, err
+	}
+	workload := &metav1.PartialObjectMetadata{}
+	workload.SetGroupVersionKind(kind)
+	found, err := r.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, workload)
+	switch unread := r.Unread(); {
+	case err != nil:
+		return nil, err
+	case len(unread) > 0:
+		return nil, errors.New(unread[0])
+	case !found:
+		return nil, fmt.Errorf("there is no %s %s in namespace %s", kind.Kind, name, namespace)
+	}
+	workload.SetGroupVersionKind(kind)
+	return workload, nil
 }
 
 func writeExplanation(w io.Writer, e *explain.Explanation) error {
 	var text strings.Builder
 	fmt.Fprintf(&text, "Pod %s/%s\n", e.Namespace, e.Pod)
+	writeFacts(&text, e.Facts)
+	if e.Waits != nil {
+		fmt.Fprintf(&text, "\nIt waits: %s\n  %s\n", e.Waits.Why, e.Waits.Command)
+	}
+	return writeUnread(w, &text, e.Unread)
+}
+
+func writeWorkload(out io.Writer, w *explain.Workload) error {
+	var text strings.Builder
+	fmt.Fprintf(&text, "%s %s/%s\n", w.Kind, w.Namespace, w.Name)
+	writeFacts(&text, w.Facts)
+	for _, waits := range w.Waits {
+		switch len(waits.Pods) {
+		case 0:
+			fmt.Fprint(&text, "\nIt has no pod")
+		case 1:
+			fmt.Fprintf(&text, "\n%s waits", waits.Pods[0])
+		default:
+			fmt.Fprintf(&text, "\n%d pods wait, such as %s", len(waits.Pods), waits.Pods[0])
+		}
+		fmt.Fprintf(&text, ": %s\n  %s\n", waits.Why, waits.Command)
+	}
+	return writeUnread(out, &text, w.Unread)
+}
+
+func writeFacts(text *strings.Builder, facts []explain.Fact) {
 	last := ""
-	for _, f := range e.Facts {
+	for _, f := range facts {
 		about := f.About
 		if about == last {
 			about = ""
 		}
 		last = f.About
-		fmt.Fprintf(&text, "  %-9s %s\n", about, f.Text)
+		fmt.Fprintf(text, "  %-9s %s\n", about, f.Text)
 	}
-	if e.Waits != nil {
-		fmt.Fprintf(&text, "\nIt waits: %s\n  %s\n", e.Waits.Why, e.Waits.Command)
-	}
-	for _, unread := range e.Unread {
-		fmt.Fprintf(&text, "\nMore could be said: %s\n", unread)
+}
+
+func writeUnread(w io.Writer, text *strings.Builder, unread []string) error {
+	for _, u := range unread {
+		fmt.Fprintf(text, "\nMore could be said: %s\n", u)
 	}
 	_, err := io.WriteString(w, text.String())
 	return err

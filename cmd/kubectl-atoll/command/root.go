@@ -4,6 +4,7 @@ package command
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 
@@ -22,12 +23,16 @@ type shared struct {
 	output string
 }
 
+// version is set when a release is built.
+var version = "devel"
+
 // New returns the command.
 func New(streams genericiooptions.IOStreams) *cobra.Command {
 	s := &shared{IOStreams: streams, config: genericclioptions.NewConfigFlags(true)}
 	root := &cobra.Command{
 		Use:           "kubectl-atoll",
 		Short:         "Why pods are where they are, and what Atoll will do",
+		Version:       version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl atoll"},
@@ -36,7 +41,7 @@ func New(streams genericiooptions.IOStreams) *cobra.Command {
 	root.SetErr(streams.ErrOut)
 	s.config.AddFlags(root.PersistentFlags())
 	root.PersistentFlags().StringVarP(&s.output, "output", "o", "", "json or yaml; by default text for people")
-	root.AddCommand(s.explain(), s.status(), s.tree())
+	root.AddCommand(s.explain(), s.plan(), s.pool(), s.status(), s.top(), s.tree())
 	return root
 }
 
@@ -75,11 +80,20 @@ func (s *shared) print(value any, text func(io.Writer) error) error {
 	return fmt.Errorf("-o %s: want json or yaml", s.output)
 }
 
-// Main runs the command, and returns the exit code: 0, or 1 after an error.
+// exitCode is an error that only sets the exit code.
+type exitCode int
+
+func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+
+// Main runs the command, and returns the exit code: 0, or 1 after an error; plan has others.
 func Main(ctx context.Context, streams genericiooptions.IOStreams, args []string) int {
 	root := New(streams)
 	root.SetArgs(args)
-	if err := root.ExecuteContext(ctx); err != nil {
+	err := root.ExecuteContext(ctx)
+	if code, is := errors.AsType[exitCode](err); is {
+		return int(code)
+	}
+	if err != nil {
 		_, _ = fmt.Fprintln(streams.ErrOut, "error:", err)
 		return 1
 	}

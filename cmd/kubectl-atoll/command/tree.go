@@ -1,16 +1,13 @@
 package command
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/atoll-k8s/atoll/internal/kubectl/tree"
 )
@@ -21,15 +18,10 @@ func (s *shared) tree() *cobra.Command {
 		Short:   "The pods of a workload by revision, NodeGroup and node",
 		Example: "  kubectl atoll tree deployment/nginx",
 		Args:    cobra.RangeArgs(1, 2),
+
+		ValidArgsFunction: s.complete,
 		RunE: func(c *cobra.Command, args []string) error {
-			resource, name, ok := strings.Cut(args[0], "/")
-			if len(args) == 2 {
-				resource, name, ok = args[0], args[1], true
-			}
-			if !ok {
-				return fmt.Errorf("want a kind and a name: kubectl atoll tree deployment/%s", args[0])
-			}
-			kind, err := s.kindOf(resource)
+			resource, name, err := named("tree", args)
 			if err != nil {
 				return err
 			}
@@ -37,18 +29,10 @@ func (s *shared) tree() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			workload := &metav1.PartialObjectMetadata{}
-			workload.SetGroupVersionKind(kind)
-			found, err := r.Get(c.Context(), client.ObjectKey{Namespace: namespace, Name: name}, workload)
-			switch unread := r.Unread(); {
-			case err != nil:
+			workload, err := s.workload(c.Context(), r, namespace, resource, name)
+			if err != nil {
 				return err
-			case len(unread) > 0:
-				return errors.New(unread[0])
-			case !found:
-				return fmt.Errorf("there is no %s %s in namespace %s", kind.Kind, name, namespace)
 			}
-			workload.SetGroupVersionKind(kind)
 			root, err := tree.Of(c.Context(), r, workload)
 			if err != nil {
 				return err

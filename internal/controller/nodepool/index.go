@@ -3,7 +3,6 @@ package nodepool
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -16,6 +15,7 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/attributes"
 	"github.com/atoll-k8s/atoll/internal/domain/membership"
+	"github.com/atoll-k8s/atoll/internal/survey"
 )
 
 // pools are all NodePools with compiled selectors. They are immutable.
@@ -245,26 +245,10 @@ func (x *index) drop(name string) {
 	delete(x.nodes, name)
 }
 
-// claim returns the input of the assignment of a node to a pool. If the node's record is
-// lost, it is unknown whether the user or a pool set the pool label. It counts as the
-// user's, unless the pool that it names also selects the node.
-func (ps *pools) claim(n *attributes.Node) membership.Claim {
-	c := membership.Claim{Own: n.OwnLabels(), Chosen: n.Chosen(), Incumbent: n.Incumbent()}
-	if n.Lost() == nil || c.Chosen == "" {
-		return c
-	}
-	own := maps.Clone(c.Own)
-	delete(own, apps.NodePoolLabel)
-	if pool, exists := ps.Get(c.Chosen); exists && pool.Selects(own) {
-		c.Own, c.Chosen = own, ""
-	}
-	return c
-}
-
 // plan returns the pool of a node, which is nil for none, and the change of the node that
 // this demands.
 func (ps *pools) plan(n *attributes.Node) (membership.Claim, *poolEntry, attributes.Change, error) {
-	claim := ps.claim(n)
+	claim := survey.Claim(&ps.Pools, n)
 	name, selected := ps.Assign(claim)
 	var in *poolEntry
 	var gives *attributes.Pool

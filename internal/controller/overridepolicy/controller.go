@@ -17,9 +17,7 @@ import (
 	"errors"
 	"time"
 
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
@@ -29,9 +27,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/machinery/fairqueue"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
-	"github.com/atoll-k8s/atoll/internal/owners"
-	"github.com/atoll-k8s/atoll/internal/policies"
-	"github.com/atoll-k8s/atoll/internal/seats"
+	"github.com/atoll-k8s/atoll/internal/survey"
 )
 
 const (
@@ -49,14 +45,11 @@ const (
 // Reconciler changes images in place, replaces pods, and writes the status of
 // OverridePolicies.
 type Reconciler struct {
+	*survey.Surveyor
+
 	Client   client.Client
-	Pods     kubernetes.Interface
-	Walker   *owners.Walker
-	Ledger   *seats.Ledger
-	Policies *policies.Resolver
 	Recorder events.EventRecorder
 	Evictor  *eviction.Evictor
-	Clock    clock.PassiveClock
 	// Synced returns whether Walker and Ledger have read everything that exists. No pass
 	// runs before.
 	Synced func() bool

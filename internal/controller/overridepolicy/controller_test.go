@@ -32,6 +32,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/policies"
 	"github.com/atoll-k8s/atoll/internal/seats"
+	"github.com/atoll-k8s/atoll/internal/survey"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 	"github.com/atoll-k8s/atoll/internal/testing/build/world"
 )
@@ -54,8 +55,8 @@ func newFixture(t *testing.T, objects ...build.Object) *fixture {
 	t.Helper()
 	s := &fixture{World: world.New(t, objects...), t: t, events: events.NewFakeRecorder(100)}
 	s.Reconciler = &Reconciler{
-		Client: s.World.Client, Pods: s.World.Pods, Walker: s.World.Walker, Ledger: s.World.Ledger, Policies: s.World.Policies,
-		Recorder: s.events, Evictor: &eviction.Evictor{Client: s.World.Pods, Pace: eviction.NewPace(rate.Inf, 0)}, Clock: s.World.Clock,
+		Surveyor: &survey.Surveyor{Pods: s.World.Pods, Walker: s.World.Walker, Ledger: s.World.Ledger, Policies: s.World.Policies, Clock: s.World.Clock},
+		Client:   s.World.Client, Recorder: s.events, Evictor: &eviction.Evictor{Client: s.World.Pods, Pace: eviction.NewPace(rate.Inf, 0)},
 	}
 	s.World.Pods.PrependReactor("patch", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		s.patched = append(s.patched, action.(clienttesting.PatchAction).GetName())

@@ -39,7 +39,7 @@ const retryImages, maxRetryImages = 30 * time.Second, 5 * time.Minute
 func (m *memory) imagesRefused(w *workload, group, version string, now time.Time) (left time.Duration, why error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	last := m.images[w.object.UID][group]
+	last := m.images[w.Object.UID][group]
 	if last.version != version {
 		return 0, nil
 	}
@@ -51,16 +51,16 @@ func (m *memory) imagesWereRefused(w *workload, group, version string, why error
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	wait := retryImages
-	if last := m.images[w.object.UID][group]; last.version == version {
+	if last := m.images[w.Object.UID][group]; last.version == version {
 		wait = min(maxRetryImages, 2*last.wait)
 	}
 	if m.images == nil {
 		m.images = map[types.UID]map[string]refusedImages{}
 	}
-	if m.images[w.object.UID] == nil {
-		m.images[w.object.UID] = map[string]refusedImages{}
+	if m.images[w.Object.UID] == nil {
+		m.images[w.Object.UID] = map[string]refusedImages{}
 	}
-	m.images[w.object.UID][group] = refusedImages{version, why, now.Add(wait), wait}
+	m.images[w.Object.UID][group] = refusedImages{version, why, now.Add(wait), wait}
 	return wait
 }
 
@@ -68,7 +68,7 @@ func (m *memory) imagesWereRefused(w *workload, group, version string, why error
 func (m *memory) imagesWereAccepted(w *workload, group string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	delete(m.images[w.object.UID], group)
+	delete(m.images[w.Object.UID], group)
 }
 
 // see records which new pods passed the pod webhook. It returns whether no more than one
@@ -76,11 +76,11 @@ func (m *memory) imagesWereAccepted(w *workload, group string) {
 func (m *memory) see(w *workload, now time.Time) (onlyOne bool, left time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	bypass := m.bypasses[w.object.UID]
+	bypass := m.bypasses[w.Object.UID]
 	if bypass == nil {
 		return false, 0
 	}
-	bypass.See(w.missedAt, w.admittedAt)
+	bypass.See(w.MissedAt, w.AdmittedAt)
 	return bypass.Pause(now)
 }
 
@@ -88,15 +88,15 @@ func (m *memory) see(w *workload, now time.Time) (onlyOne bool, left time.Durati
 func (m *memory) replaced(w *workload, now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	bypass := m.bypasses[w.object.UID]
+	bypass := m.bypasses[w.Object.UID]
 	if bypass == nil {
 		if m.bypasses == nil {
 			m.bypasses = map[types.UID]*replacement.Bypass{}
 		}
 		bypass = &replacement.Bypass{}
-		m.bypasses[w.object.UID] = bypass
+		m.bypasses[w.Object.UID] = bypass
 	}
-	bypass.Replaced(w.missedAt, w.admittedAt, now)
+	bypass.Replaced(w.MissedAt, w.AdmittedAt, now)
 }
 
 // forget drops a workload.

@@ -7,7 +7,6 @@ import (
 
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
-	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/domain/replacement"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
@@ -24,34 +23,9 @@ func (r *Reconciler) replace(ctx context.Context, s *scope) error {
 	return errors.Join(errs...)
 }
 
-// forPlan returns the part of w that the plan depends on. The indexes of Stale are those
-// of w.stale.
-func (r *Reconciler) forPlan(s *scope, w *workload) *replacement.Workload {
-	observed := &replacement.Workload{
-		Mode: w.mode, Bound: !w.unusable && w.object.Policies.Override() == ownership.Bound,
-		Placed: r.placesNewPods(s, w), Refused: w.refused != "", Untried: w.untried, BypassedFor: w.bypassedFor,
-	}
-	for _, pod := range w.stale {
-		observed.Stale = append(observed.Stale, replacement.Pod{
-			Bound: pod.Node != "", Available: pod.Available(), Pinned: pod.Pinned(), Created: pod.Created,
-			GetsSuccessor: pod.Controller != nil && r.Walker.Get(pod.Owner()) != nil && !r.Walker.OfJob(pod.Controller),
-		})
-	}
-	return observed
-}
-
-// placesNewPods returns whether the NodeGroup of a new pod is known at its creation, if
-// the rules change fields that cannot change later.
-func (r *Reconciler) placesNewPods(s *scope, w *workload) bool {
-	if !s.rules.TouchesImmutableAnywhere() || w.object.Kind == "DaemonSet" {
-		return true
-	}
-	object := r.Walker.PolicyOwnersOf(w.object.UID).Propagation
-	return object != nil && object.Policies.Propagation() == ownership.Bound
-}
-
 func (r *Reconciler) replacePods(ctx context.Context, s *scope, w *workload) error {
-	observed := r.forPlan(s, w)
+	observed := r.Replacements(s.rules, w.Overridden)
+	observed.Untried, observed.BypassedFor = w.untried, w.bypassedFor
 	plan := replacement.NewPlan(observed)
 	if plan.Blocked != nil {
 		w.blocked = plan.Blocked
@@ -63,16 +37,16 @@ func (r *Reconciler) replacePods(ctx context.Context, s *scope, w *workload) err
 		}
 		return nil // the change that ends it triggers a pass
 	}
-	below := r.Walker.Descendants(w.object.UID)
+	below := r.Walker.Descendants(w.Object.UID)
 	var errs []error
 	for _, i := range plan.Replace {
-		pod := w.stale[i]
+		pod := w.Stale[i]
 		if r.Evictor.IsHeld(pod.Node) {
 			w.blocked = eviction.ErrHeld
 			errs = append(errs, eviction.Outcome(eviction.ErrHeld))
 			continue
 		}
-		settlesAt := observed.Stale[i].SettlesAt(r.Ledger.MovedAt(pod.Group), w.stabilization)
+		settlesAt := observed.Stale[i].SettlesAt(r.Ledger.MovedAt(pod.Group), w.Stabilization)
 		if left := settlesAt.Sub(r.Clock.Now()); left > 0 {
 			errs = append(errs, phase.Wait("policy and NodeGroup to stay as they are", left))
 			continue
@@ -82,7 +56,7 @@ func (r *Reconciler) replacePods(ctx context.Context, s *scope, w *workload) err
 			errs = append(errs, phase.Wait(err.Error(), retryDisruption))
 			continue
 		}
-		if !r.Ledger.Disrupt(pod.UID, below, w.replicas, w.maxUnavailable) {
+		if !r.Ledger.Disrupt(pod.UID, below, w.Replicas, w.MaxUnavailable) {
 			errs = append(errs, phase.Wait("other pods of the workload to be available", retryDisruption))
 			break
 		}

@@ -26,7 +26,7 @@ func (r *Reconciler) report(ctx context.Context, s *scope) error {
 func setStatus(s *scope) {
 	status := &s.policy.Status
 	set := func(ready metav1.ConditionStatus, reason, message string) {
-		conditions.Set(&status.Conditions, s.policy.Generation, gm.ConditionReady, ready, reason, message)
+		conditions.SetReady(&status.Conditions, s.policy.Generation, ready, reason, message, gm.IsStalled(reason))
 	}
 	if s.unseen != nil {
 		set(metav1.ConditionUnknown, gm.ReasonObservationFailed, conditions.Bounded(s.unseen.Error()))
@@ -43,13 +43,13 @@ func setStatus(s *scope) {
 	status.Apps = nil
 	pods := 0
 	for i, w := range s.workloads {
-		pods += w.pods
+		pods += w.Pods
 		if i >= maxShown {
 			continue
 		}
 		status.Apps = append(status.Apps, gm.WorkloadOverrides{
-			Ref:  gm.WorkloadReference{APIVersion: w.object.GroupVersion().String(), Kind: w.object.Kind, Name: w.object.Name},
-			Pods: int32(w.pods), Updated: int32(w.updated), Message: w.message(),
+			Ref:  gm.WorkloadReference{APIVersion: w.Object.GroupVersion().String(), Kind: w.Object.Kind, Name: w.Object.Name},
+			Pods: int32(w.Pods), Updated: int32(w.Updated), Message: w.message(),
 		})
 	}
 	switch {
@@ -57,7 +57,7 @@ func setStatus(s *scope) {
 		set(metav1.ConditionTrue, gm.ReasonNotUsed, "no workload of the namespace requires the policy with the label "+gm.RequiredOverridePolicyLabel)
 	case s.workloads[0].state() > missing || s.workloads[0].state() == missing && pods > 0:
 		worst := s.workloads[0]
-		set(states[worst.state()].ready, worst.reason(), fmt.Sprintf("%s %q: %s", worst.object.Kind, worst.object.Name, worst.message()))
+		set(states[worst.state()].ready, worst.reason(), fmt.Sprintf("%s %q: %s", worst.Object.Kind, worst.Object.Name, worst.message()))
 	case pods == 0:
 		set(metav1.ConditionUnknown, gm.ReasonNoPods, "no workload that requires the policy has a pod on a node of a NodeGroup")
 	default:
@@ -93,15 +93,15 @@ var states = [...]struct {
 
 func (w *workload) state() state {
 	switch {
-	case w.failure != nil:
+	case w.Failure != nil:
 		return unusable
-	case w.refused != "":
+	case w.Refused != "":
 		return podsRefused
 	case w.untriedWhy != nil:
 		return untried
 	case w.converging():
 		return converging
-	case w.missing > 0:
+	case w.Missing > 0:
 		return missing
 	default:
 		return satisfied
@@ -110,16 +110,16 @@ func (w *workload) state() state {
 
 // converging returns whether a pod is not as the rules want it. A pod that waits and is to
 // be replaced counts.
-func (w *workload) converging() bool { return w.updated < w.pods || len(w.stale) > 0 }
+func (w *workload) converging() bool { return w.Updated < w.Pods || len(w.Stale) > 0 }
 
 // reason returns the reason of the workload's state. If the rules cannot be used, it
 // depends on the cause.
 func (w *workload) reason() string {
 	var refused policies.Refusal
 	switch {
-	case errors.Is(w.failure, policies.ErrStopped):
+	case errors.Is(w.Failure, policies.ErrStopped):
 		return gm.ReasonOverridesStopped
-	case errors.As(w.failure, &refused):
+	case errors.As(w.Failure, &refused):
 		return gm.ReasonOverrideRefused
 	}
 	return states[w.state()].reason
@@ -128,21 +128,21 @@ func (w *workload) reason() string {
 // message returns why the workload is not as the rules want it, "" if it is.
 func (w *workload) message() string {
 	switch {
-	case w.failure != nil:
-		return conditions.Bounded(w.failure.Error())
-	case w.refused != "":
-		return conditions.Bounded("the API server creates no pods: " + w.refused)
+	case w.Failure != nil:
+		return conditions.Bounded(w.Failure.Error())
+	case w.Refused != "":
+		return conditions.Bounded("the API server creates no pods: " + w.Refused)
 	case w.untriedWhy != nil:
 		return conditions.Bounded("it is not known whether the API server accepts the pods that the rules make: " + w.untriedWhy.Error())
-	case !w.converging() && w.missing > 0:
-		return fmt.Sprintf("pods are missing: %d of %d", w.missing, w.replicas)
+	case !w.converging() && w.Missing > 0:
+		return fmt.Sprintf("pods are missing: %d of %d", w.Missing, w.Replicas)
 	case !w.converging():
 		return ""
 	case w.blocked != nil:
 		return "pods are to be replaced and stay for now: " + w.blocked.Error()
-	case w.mode != gm.ReschedulingEvict && w.updated < w.pods:
-		return fmt.Sprintf("running pods keep their images: rescheduling.mode of the PropagationPolicy is %s", w.mode)
-	case w.kept > 0 && w.kept == w.pods-w.updated && len(w.stale) == 0:
+	case w.Mode != gm.ReschedulingEvict && w.Updated < w.Pods:
+		return fmt.Sprintf("running pods keep their images: rescheduling.mode of the PropagationPolicy is %s", w.Mode)
+	case w.Kept > 0 && w.Kept == w.Pods-w.Updated && len(w.Stale) == 0:
 		return "pods that run until they are done stay as they started"
 	default:
 		return "pods are being changed or replaced"

@@ -12,14 +12,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
-	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/override"
-	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/domain/replacement"
 	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/policies"
+	"github.com/atoll-k8s/atoll/internal/survey"
 )
 
 // maxRefusal bounds the API server's message in a condition, in bytes.
@@ -29,7 +28,7 @@ const maxRefusal = 700
 func (r *Reconciler) update(ctx context.Context, s *scope) error {
 	var errs []error
 	for _, w := range s.workloads {
-		if w.mode != gm.ReschedulingEvict || w.unusable || w.object.Policies.Override() != ownership.Bound {
+		if !w.UpdatesImages() {
 			continue
 		}
 		if err := r.updatePods(ctx, s, w); err != nil {
@@ -40,25 +39,25 @@ func (r *Reconciler) update(ctx context.Context, s *scope) error {
 }
 
 func (r *Reconciler) updatePods(ctx context.Context, s *scope, w *workload) error {
-	below := r.Walker.Descendants(w.object.UID)
+	below := r.Walker.Descendants(w.Object.UID)
 	version := policies.Version(s.policy)
 	var later []error // a conflict, or a refusal in one group, does not delay the other pods
-	for _, pod := range w.due {
-		if left, why := r.memory.imagesRefused(w, pod.group, version, r.Clock.Now()); left > 0 {
+	for _, pod := range w.Due {
+		if left, why := r.memory.imagesRefused(w, pod.Group, version, r.Clock.Now()); left > 0 {
 			w.refuseImages(why)
 			later = append(later, phase.Wait("the API server to accept images", left))
 			continue
 		}
-		settlesAt := r.Ledger.MovedAt(pod.group).Add(w.stabilization)
+		settlesAt := r.Ledger.MovedAt(pod.Group).Add(w.Stabilization)
 		if left := settlesAt.Sub(r.Clock.Now()); left > 0 {
 			return phase.Wait("the NodeGroup to stay as it is", left)
 		}
-		disturbs := pod.Available() && pod.change.Restarts()
-		if disturbs && w.refused != "" {
+		disturbs := pod.Available() && pod.Change.Restarts()
+		if disturbs && w.Refused != "" {
 			w.blocked = replacement.ErrRefused
 			continue
 		}
-		if disturbs && !r.Ledger.Disrupt(pod.UID, below, w.replicas, w.maxUnavailable) {
+		if disturbs && !r.Ledger.Disrupt(pod.UID, below, w.Replicas, w.MaxUnavailable) {
 			return phase.Wait("other pods of the workload to be available", retryDisruption)
 		}
 		switch err := r.updatePod(ctx, pod); {
@@ -68,15 +67,15 @@ func (r *Reconciler) updatePods(ctx context.Context, s *scope, w *workload) erro
 		case patch.Refused(err):
 			why := imageRefusal(s, pod, err)
 			w.refuseImages(why)
-			left := r.memory.imagesWereRefused(w, pod.group, version, why, r.Clock.Now())
+			left := r.memory.imagesWereRefused(w, pod.Group, version, why, r.Clock.Now())
 			later = append(later, phase.Wait("the API server to accept images", left))
-			log.FromContext(ctx).Info("The API server refuses images", "pod", pod.Key(), "nodeGroup", pod.group, "overridePolicy", s.policy.Name, "why", err.Error())
+			log.FromContext(ctx).Info("The API server refuses images", "pod", pod.Key(), "nodeGroup", pod.Group, "overridePolicy", s.policy.Name, "why", err.Error())
 		case err != nil:
 			return err
 		default:
-			r.memory.imagesWereAccepted(w, pod.group)
+			r.memory.imagesWereAccepted(w, pod.Group)
 			imageUpdatesTotal.Inc()
-			log.FromContext(ctx).Info("Changed a pod's images in place", "pod", pod.Key(), "nodeGroup", pod.group, "overridePolicy", s.policy.Name)
+			log.FromContext(ctx).Info("Changed a pod's images in place", "pod", pod.Key(), "nodeGroup", pod.Group, "overridePolicy", s.policy.Name)
 			r.imagesOverridden(s.policy, pod)
 		}
 	}
@@ -86,30 +85,30 @@ func (r *Reconciler) updatePods(ctx context.Context, s *scope, w *workload) erro
 // refuseImages sets the first refusal of images as the failure of the workload. The
 // workload stays bound.
 func (w *workload) refuseImages(why error) {
-	if w.failure == nil {
-		w.failure = why
+	if w.Failure == nil {
+		w.Failure = why
 	}
 }
 
 // imageRefusal returns the API server's refusal of a pod's images, with the rules that
 // change them. Without such a rule the images are the original ones.
-func imageRefusal(s *scope, pod duePod, err error) error {
-	paths := policies.ImageRules(s.rules, pod.group, pod.Pod)
+func imageRefusal(s *scope, pod survey.DuePod, err error) error {
+	paths := policies.ImageRules(s.rules, pod.Group, pod.Pod)
 	var status apierrors.APIStatus
 	if errors.As(err, &status) { // the text without what updatePod was doing
 		err = errors.New(conditions.Truncate(status.Status().Message, maxRefusal))
 	}
 	return policies.Refusal{RuleError: override.RuleError{
 		Overrider: cmp.Or(strings.Join(paths, ", "), "spec.overrideRules"),
-		Err:       fmt.Errorf("the API server refuses the images of pod %q in NodeGroup %q: %w", pod.Name, pod.group, err),
+		Err:       fmt.Errorf("the API server refuses the images of pod %q in NodeGroup %q: %w", pod.Name, pod.Group, err),
 	}}
 }
 
 // updatePod patches the images of a pod. If that fails, the pod does not count as
 // disturbed any more.
-func (r *Reconciler) updatePod(ctx context.Context, pod duePod) error {
+func (r *Reconciler) updatePod(ctx context.Context, pod survey.DuePod) error {
 	object := r.Walker.PolicyOwnersOf(pod.Owner())
-	raw, err := pod.change.Patch(r.Policies.PodLabels(object, pod.Pod, pod.group))
+	raw, err := pod.Change.Patch(r.Policies.PodLabels(object, pod.Pod, pod.Group))
 	if err == nil {
 		_, err = r.Pods.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, raw, metav1.PatchOptions{})
 	}

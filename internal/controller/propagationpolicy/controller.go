@@ -16,9 +16,7 @@ import (
 	"errors"
 	"time"
 
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
@@ -29,10 +27,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/machinery/jobs"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
-	"github.com/atoll-k8s/atoll/internal/machinery/volumes"
-	"github.com/atoll-k8s/atoll/internal/owners"
-	"github.com/atoll-k8s/atoll/internal/policies"
-	"github.com/atoll-k8s/atoll/internal/seats"
+	"github.com/atoll-k8s/atoll/internal/survey"
 )
 
 const (
@@ -50,15 +45,12 @@ const (
 
 // Reconciler moves surplus pods and writes the status of PropagationPolicies.
 type Reconciler struct {
+	*survey.Surveyor
+
 	Client   client.Client
-	Pods     kubernetes.Interface
-	Walker   *owners.Walker
-	Ledger   *seats.Ledger
-	Policies *policies.Resolver
 	Recorder events.EventRecorder
 	Evictor  *eviction.Evictor
 	Jobs     *jobs.Restarter
-	Clock    clock.PassiveClock
 	// Synced returns whether Walker and Ledger have read everything that exists. No pass
 	// runs before.
 	Synced func() bool
@@ -66,7 +58,6 @@ type Reconciler struct {
 	changed *trigger.Source[ctrl.Request]
 	tallies tallies
 	memory  memory
-	volumes volumes.Reader
 }
 
 // +kubebuilder:rbac:groups=groupmanagement.kubeedge.io,resources=propagationpolicies,verbs=get;list;watch

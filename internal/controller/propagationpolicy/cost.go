@@ -38,12 +38,12 @@ func (r *Reconciler) cost(ctx context.Context, s *scope) error {
 		if w.moves() {
 			continue // a pod that gets a node triggers a pass
 		}
-		for _, c := range rebalance.CostsDue(&w.observed) {
+		for _, c := range rebalance.CostsDue(&w.Observed) {
 			if written == maxCostsAPass {
 				return phase.Wait("more deletion costs to write", time.Millisecond)
 			}
 			written++
-			if err := r.writeCost(ctx, w.pods[c.Pod], c.Cost); err != nil {
+			if err := r.writeCost(ctx, w.Pods[c.Pod], c.Cost); err != nil {
 				return err // the next write would probably fail too, after the same timeout
 			}
 		}
@@ -57,7 +57,7 @@ func (w *workload) moves() bool {
 	if w.evictions > 0 {
 		return true
 	}
-	for _, c := range w.cohorts {
+	for _, c := range w.Cohorts {
 		for _, pod := range c.Pods {
 			if pod.Node == "" && !pod.Gated && !pod.Unschedulable {
 				return true

@@ -44,9 +44,9 @@ func (r *Reconciler) surplusPodsEvicted(w *workload, group string, pods []*seats
 	switch {
 	case group == "":
 		why = "the node is in no NodeGroup"
-	case w.observed.Spread.Index(group) < 0:
+	case w.Observed.Spread.Index(group) < 0:
 		why = fmt.Sprintf("NodeGroup %q is not in the PropagationPolicy", group)
 	}
-	r.Recorder.Eventf(owners.ObjectReference(w.object), owners.ObjectReference(pods[0].Object()), corev1.EventTypeNormal, "SurplusPodEvicted", "Evict",
+	r.Recorder.Eventf(owners.ObjectReference(w.Object), owners.ObjectReference(pods[0].Object()), corev1.EventTypeNormal, "SurplusPodEvicted", "Evict",
 		"Evicted %s: %s", what, why)
 }

@@ -26,7 +26,7 @@ func (r *Reconciler) evict(ctx context.Context, s *scope) error {
 	var errs []error
 	for i, w := range s.workloads {
 		if r.Clock.Since(w.seen) > eviction.Fresh { // the workloads before it took long
-			again, err := r.observeWorkload(ctx, s, w.object)
+			again, err := r.observeWorkload(ctx, s, w.Object)
 			if err != nil {
 				errs = append(errs, err)
 				continue
@@ -85,9 +85,9 @@ func (r *Reconciler) evictSurplus(ctx context.Context, w *workload) error {
 func (r *Reconciler) movableNow(w *workload) ([]*seats.Pod, error) {
 	pods := make([]*seats.Pod, len(w.plan.Evict))
 	for i, pod := range w.plan.Evict {
-		pods[i] = w.pods[pod.UID]
+		pods[i] = w.Pods[pod.UID]
 	}
-	left, underWay, cameBack := r.memory.pause(w.object.UID, r.Clock.Now())
+	left, underWay, cameBack := r.memory.pause(w.Object.UID, r.Clock.Now())
 	switch {
 	case !cameBack:
 		return pods, nil
@@ -119,7 +119,7 @@ func (r *Reconciler) withoutHeld(w *workload, pods []*seats.Pod) (may []*seats.P
 func (w *workload) withSuccessor(pods []*seats.Pod) (may []*seats.Pod, wait error) {
 	for _, pod := range pods {
 		cohort := cohortOf(pod)
-		ok := w.observed.Refused == "" || !w.short[cohort.Owner]
+		ok := w.Observed.Refused == "" || !w.Short[cohort.Owner]
 		if pod.Node == "" {
 			ok = w.recreatable[cohort] > 0
 		}
@@ -141,7 +141,7 @@ func cohortOf(pod *seats.Pod) seats.Cohort {
 
 // widest returns how many evictions of a workload may be requested at the same time.
 func (r *Reconciler) widest(ctx context.Context, w *workload) int {
-	if w.maxUnavailable == 1 || !r.Evictor.SideBySide(ctx, w.object.Namespace) {
+	if w.maxUnavailable == 1 || !r.Evictor.SideBySide(ctx, w.Object.Namespace) {
 		return 1
 	}
 	return maxWidth
@@ -150,10 +150,10 @@ func (r *Reconciler) widest(ctx context.Context, w *workload) int {
 // evictBatch evicts pods at the same time, in order up to the first that may not be
 // disturbed now. n is the number of evictions that it requested.
 func (r *Reconciler) evictBatch(ctx context.Context, w *workload, pods []*seats.Pod) (n int, err error) {
-	owners := r.Walker.Descendants(w.object.UID)
+	owners := r.Walker.Descendants(w.Object.UID)
 	answers := make([]error, len(pods))
 	var running sync.WaitGroup
-	for n < len(pods) && r.Ledger.Disrupt(pods[n].UID, owners, w.observed.Replicas, w.maxUnavailable) {
+	for n < len(pods) && r.Ledger.Disrupt(pods[n].UID, owners, w.Observed.Replicas, w.maxUnavailable) {
 		answer, pod := &answers[n], pods[n]
 		running.Go(func() {
 			*answer = r.Evictor.EvictAnnounced(ctx, eviction.Announced{Pod: pod.Key(), UID: pod.UID, Node: pod.Node, Ready: pod.Ready}, r.Ledger.Undisrupt)
@@ -206,7 +206,7 @@ func (r *Reconciler) evicted(ctx context.Context, w *workload, group string, pod
 	w.evictions += len(pods)
 	for _, pod := range pods {
 		r.memory.evicted(w, pod)
-		log.FromContext(ctx).Info("Evicted a surplus pod", "pod", pod.Key(), "nodeGroup", group, "workload", w.object.Namespace+"/"+w.object.Name)
+		log.FromContext(ctx).Info("Evicted a surplus pod", "pod", pod.Key(), "nodeGroup", group, "workload", w.Object.Namespace+"/"+w.Object.Name)
 	}
 	r.surplusPodsEvicted(w, group, pods)
 }

@@ -20,14 +20,14 @@ import (
 // another group, which has room: at most once for each group. The controller of
 // workloads resumes the Job. A Job keeps its pods once one of them has a node.
 func (r *Reconciler) restartJob(ctx context.Context, w *workload, job *ownership.Object, cohort int, after time.Duration) error {
-	c := w.cohorts[cohort]
+	c := w.Cohorts[cohort]
 	started := slices.ContainsFunc(c.Pods, func(pod seats.SeatView) bool { return pod.Node != "" })
 	if started || job.Restarting || job.Group != batchv1.GroupName {
 		return nil
 	}
 	var errs []error
-	var stuck []seats.SeatView             // one pod of each group
-	w.observed.CanTake = r.canTake(ctx, w) // the plan reserved room for pods that stay for now
+	var stuck []seats.SeatView                      // one pod of each group
+	w.Observed.CanTake = r.CanTake(ctx, w.Workload) // the plan reserved room for pods that stay for now
 	for i, pod := range c.Pods {
 		if !pod.Pinned() || !pod.Unschedulable || slices.ContainsFunc(stuck, func(other seats.SeatView) bool { return other.Group == pod.Group }) {
 			continue

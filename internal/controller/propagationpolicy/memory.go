@@ -26,19 +26,19 @@ type memory struct {
 func (m *memory) settled(w *workload, now time.Time, stabilization time.Duration) (ok bool, left time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if len(w.cohorts) <= 1 {
-		delete(m.rollouts, w.object.UID)
+	if len(w.Cohorts) <= 1 {
+		delete(m.rollouts, w.Object.UID)
 		return true, 0
 	}
-	rollout := m.rollouts[w.object.UID]
+	rollout := m.rollouts[w.Object.UID]
 	if rollout == nil {
 		if m.rollouts == nil {
 			m.rollouts = map[types.UID]*rebalance.Rollout{}
 		}
 		rollout = &rebalance.Rollout{}
-		m.rollouts[w.object.UID] = rollout
+		m.rollouts[w.Object.UID] = rollout
 	}
-	return rollout.Settled(&w.observed, now, stabilization)
+	return rollout.Settled(&w.Observed, now, stabilization)
 }
 
 // failed returns whether the last eviction in a rollout that stands still was of no use:
@@ -46,7 +46,7 @@ func (m *memory) settled(w *workload, now time.Time, stabilization time.Duration
 func (m *memory) failed(w *workload) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	rollout := m.rollouts[w.object.UID]
+	rollout := m.rollouts[w.Object.UID]
 	return rollout != nil && rollout.Failed(w.plan.Surplus)
 }
 
@@ -54,12 +54,12 @@ func (m *memory) failed(w *workload) bool {
 func (m *memory) see(w *workload, now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	returns := m.returns[w.object.UID]
+	returns := m.returns[w.Object.UID]
 	if returns == nil {
 		return
 	}
-	if returns.See(&w.observed, now); returns.IsZero() {
-		delete(m.returns, w.object.UID)
+	if returns.See(&w.Observed, now); returns.IsZero() {
+		delete(m.returns, w.Object.UID)
 	}
 }
 
@@ -67,21 +67,21 @@ func (m *memory) see(w *workload, now time.Time) {
 func (m *memory) evicted(w *workload, pod *seats.Pod) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if rollout := m.rollouts[w.object.UID]; rollout != nil {
+	if rollout := m.rollouts[w.Object.UID]; rollout != nil {
 		rollout.Evicted(w.plan.Surplus)
 	}
-	if pod.Node == "" || len(w.cohorts) != 1 {
+	if pod.Node == "" || len(w.Cohorts) != 1 {
 		return
 	}
-	returns := m.returns[w.object.UID]
+	returns := m.returns[w.Object.UID]
 	if returns == nil {
 		if m.returns == nil {
 			m.returns = map[types.UID]*rebalance.Returns{}
 		}
 		returns = &rebalance.Returns{}
-		m.returns[w.object.UID] = returns
+		m.returns[w.Object.UID] = returns
 	}
-	returns.Evicted(&w.observed, pod.UID)
+	returns.Evicted(&w.Observed, pod.UID)
 }
 
 // pause is rebalance.Returns.Pause for one workload.

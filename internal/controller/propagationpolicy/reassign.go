@@ -39,11 +39,11 @@ func (r *Reconciler) reassign(ctx context.Context, s *scope) error {
 	after := s.policy.Spec.RescheduleAfter()
 	var errs []error
 	for _, w := range s.workloads {
-		for i, c := range w.cohorts {
+		for i, c := range w.Cohorts {
 			if job := r.Walker.Get(c.Owner); job != nil && job.Kind == "Job" && after > 0 {
 				errs = append(errs, r.restartJob(ctx, w, job, i, after))
 			}
-			if !w.observed.Evictable || !w.observed.Divided {
+			if !w.Observed.Evictable || !w.Observed.Divided {
 				continue
 			}
 			errs = append(errs, r.pin(ctx, w, i), r.lend(ctx, w, i, after))
@@ -59,8 +59,8 @@ func (r *Reconciler) reassign(ctx context.Context, s *scope) error {
 // that it has are Ready.
 func (r *Reconciler) recreatable(w *workload) map[seats.Cohort]int {
 	most := map[seats.Cohort]int{}
-	for _, c := range w.cohorts {
-		if w.short[c.Owner] && (w.observed.Refused != "" || !r.isOrdered(c)) {
+	for _, c := range w.Cohorts {
+		if w.Short[c.Owner] && (w.Observed.Refused != "" || !r.isOrdered(c)) {
 			continue
 		}
 		most[c.Cohort] = 1
@@ -89,7 +89,7 @@ func waitForOwner() error {
 // Their successors get a group at creation. Pods with volumes of their own stay, because
 // the volumes may tie them to another group.
 func (r *Reconciler) pin(ctx context.Context, w *workload, cohort int) error {
-	c := w.cohorts[cohort]
+	c := w.Cohorts[cohort]
 	var errs []error
 	for _, pod := range c.Pods {
 		if pod.Node != "" || !pod.Refused || pod.Pinned() || pod.Gated || pod.Claims || pod.Nominated {
@@ -121,10 +121,10 @@ func (r *Reconciler) pin(ctx context.Context, w *workload, cohort int) error {
 // if it is 0, and pods that wait for pods of another revision, if another group has room. Their
 // owner avoids the group for a while.
 func (r *Reconciler) lend(ctx context.Context, w *workload, cohort int, after time.Duration) error {
-	c := w.cohorts[cohort]
+	c := w.Cohorts[cohort]
 	var errs []error
 	lent := 0
-	w.observed.CanTake = r.canTake(ctx, w) // the plan reserved room for pods that stay for now
+	w.Observed.CanTake = r.CanTake(ctx, w.Workload) // the plan reserved room for pods that stay for now
 	for _, pod := range c.Pods {
 		if pod.Node == "" && !pod.Gated && !pod.Unschedulable && r.left(pod.Created, seats.ReservationTTL) > 0 {
 			return phase.Wait("a pod on its way to a node", r.left(pod.Created, seats.ReservationTTL)) // it may take the room
@@ -134,7 +134,7 @@ func (r *Reconciler) lend(ctx context.Context, w *workload, cohort int, after ti
 		if pod.Node != "" || !pod.Pinned() || !pod.Unschedulable || pod.Nominated {
 			continue
 		}
-		if !w.observed.BehindOthers(&w.observed.Cohorts[cohort], pod.Group) {
+		if !w.Observed.BehindOthers(&w.Observed.Cohorts[cohort], pod.Group) {
 			if after == 0 {
 				continue
 			}
@@ -169,7 +169,7 @@ func (r *Reconciler) lend(ctx context.Context, w *workload, cohort int, after ti
 
 // owners are the direct owners of the workload's pods.
 func (w *workload) owners() (all []types.UID) {
-	for _, c := range w.cohorts {
+	for _, c := range w.Cohorts {
 		all = append(all, c.Owner)
 	}
 	return all
@@ -177,8 +177,8 @@ func (w *workload) owners() (all []types.UID) {
 
 // canBorrow returns whether a group other than the pod's can take the pod on loan.
 func (w *workload) canBorrow(cohort, pod int) bool {
-	c := &w.observed.Cohorts[cohort]
-	return w.observed.CanBorrow(c, &c.Pods[pod])
+	c := &w.Observed.Cohorts[cohort]
+	return w.Observed.CanBorrow(c, &c.Pods[pod])
 }
 
 // left returns what is left of a duration that began at a time.

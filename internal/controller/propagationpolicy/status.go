@@ -29,7 +29,7 @@ func (r *Reconciler) report(ctx context.Context, s *scope) error {
 func setStatus(s *scope) {
 	status := &s.policy.Status
 	set := func(ready metav1.ConditionStatus, reason, message string) {
-		conditions.Set(&status.Conditions, s.policy.Generation, gm.ConditionReady, ready, reason, message)
+		conditions.SetReady(&status.Conditions, s.policy.Generation, ready, reason, message, gm.IsStalled(reason))
 	}
 	if s.unseen != nil {
 		set(metav1.ConditionUnknown, gm.ReasonObservationFailed, conditions.Bounded(s.unseen.Error()))
@@ -59,7 +59,7 @@ func setStatus(s *scope) {
 		set(metav1.ConditionTrue, gm.ReasonNotUsed, "no workload of the namespace requires the policy with the label "+gm.RequiredPropagationPolicyLabel)
 	case s.workloads[0].plan.Reason != gm.ReasonSatisfied:
 		worst := s.workloads[0]
-		set(metav1.ConditionFalse, worst.plan.Reason, fmt.Sprintf("%s %q: %s", worst.object.Kind, worst.object.Name, worst.plan.Spread.Message))
+		set(metav1.ConditionFalse, worst.plan.Reason, fmt.Sprintf("%s %q: %s", worst.Object.Kind, worst.Object.Name, worst.plan.Spread.Message))
 	case pods == 0:
 		set(metav1.ConditionUnknown, gm.ReasonNoPods, "no workload that requires the policy has a pod on a node of a NodeGroup")
 	default:

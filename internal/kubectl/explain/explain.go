@@ -402,10 +402,8 @@ func count(names []string) string {
 
 // notReady finds why a pod on a node does not run, or is not Ready; nil if it is.
 func (o *Observed) notReady() *Obstacle {
-	for _, c := range o.Pod.Status.Conditions {
-		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
-			return nil
-		}
+	if isReady(o.Pod) {
+		return nil
 	}
 	for _, s := range slices.Concat(o.Pod.Status.InitContainerStatuses, o.Pod.Status.ContainerStatuses) {
 		switch {

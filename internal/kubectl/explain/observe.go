@@ -38,8 +38,8 @@ type Observed struct {
 // Observe reads what explains a pod. It returns an error if there is no such pod, and if the
 // cluster does not answer.
 func Observe(ctx context.Context, r *read.Reader, namespace, name string) (*Observed, error) {
-	o := &Observed{Pod: &corev1.Pod{}}
-	switch found, err := r.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, o.Pod); {
+	pod := &corev1.Pod{}
+	switch found, err := r.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, pod); {
 	case err != nil:
 		return nil, err
 	case !found && len(r.Unread()) > 0:
@@ -47,6 +47,12 @@ func Observe(ctx context.Context, r *read.Reader, namespace, name string) (*Obse
 	case !found:
 		return nil, fmt.Errorf("there is no pod %s in namespace %s: kubectl get pods -n %[2]s lists them", name, namespace)
 	}
+	return observe(ctx, r, pod)
+}
+
+// observe reads what explains a pod that was read.
+func observe(ctx context.Context, r *read.Reader, pod *corev1.Pod) (*Observed, error) {
+	o := &Observed{Pod: pod}
 	if err := o.observeOwners(ctx, r); err != nil {
 		return nil, err
 	}

@@ -10,7 +10,10 @@ import (
 	"slices"
 	"strings"
 
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -37,7 +40,7 @@ type Reader struct {
 // Scheme returns the kinds that a Reader knows.
 func Scheme() (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
-	return scheme, errors.Join(corev1.AddToScheme(scheme), metav1.AddMetaToScheme(scheme), gm.AddToScheme(scheme), apps.AddToScheme(scheme), capacity.AddToScheme(scheme), scheduling.AddToScheme(scheme))
+	return scheme, errors.Join(corev1.AddToScheme(scheme), appsv1.AddToScheme(scheme), batchv1.AddToScheme(scheme), policyv1.AddToScheme(scheme), metav1.AddMetaToScheme(scheme), gm.AddToScheme(scheme), apps.AddToScheme(scheme), capacity.AddToScheme(scheme), scheduling.AddToScheme(scheme))
 }
 
 // New returns a Reader for the cluster of a configuration.
@@ -80,7 +83,7 @@ func (r *Reader) note(verb, namespace string, object runtime.Object, err error) 
 	case err == nil, apierrors.IsNotFound(err), meta.IsNoMatchError(err), errors.As(err, &unserved):
 		return nil
 	case apierrors.IsForbidden(err):
-		r.unread[r.what(verb, namespace, object)] = roleFor(object)
+		r.unread[r.what(verb, namespace, object)] = roleFor(object, namespace)
 		return nil
 	}
 	return err
@@ -101,14 +104,21 @@ func (r *Reader) what(verb, namespace string, object runtime.Object) string {
 }
 
 // roleFor tells who has the right to read a kind.
-func roleFor(object runtime.Object) string {
+func roleFor(object runtime.Object, namespace string) string {
 	switch object.(type) {
 	case *corev1.Node, *corev1.NodeList:
 		return "no role that is always there has the right; kubectl create clusterrole node-viewer --verb=get,list,watch --resource=nodes makes one"
 	case *gm.NodeGroup, *gm.NodeGroupList, *apps.NodePool, *apps.NodePoolList, *apps.YurtCoordinator, *apps.YurtCoordinatorList:
 		return "ClusterRole atoll-view has the right, with a ClusterRoleBinding"
 	}
-	return "ClusterRole view has the right"
+	role := "ClusterRole view has the right"
+	if _, is := object.(*corev1.Secret); is {
+		role = "ClusterRole edit has the right"
+	}
+	if namespace == "" {
+		return role + ", with a ClusterRoleBinding"
+	}
+	return role
 }
 
 // Unread tells what the person may not read, and which role has the right.

@@ -4,7 +4,6 @@ package status
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -186,18 +185,7 @@ func (o *Observed) coordinators() Section {
 func (o *Observed) united() Section {
 	s := Section{Name: "UnitedDeployments"}
 	for i := range o.United.Items {
-		u := &o.United.Items[i]
-		s.Total++
-		at := slices.IndexFunc(u.Status.Pools, func(p apps.PoolStatus) bool { return p.Reason != "" })
-		switch {
-		case at >= 0:
-			p := &u.Status.Pools[at]
-			s.Problems = append(s.Problems, Problem{nameOf(u), p.Reason, fmt.Sprintf("pool %q: %s", p.Name, p.Message)})
-		case u.Status.ReadyReplicas < u.Status.Replicas:
-			s.Problems = append(s.Problems, Problem{nameOf(u), "NotReady", fmt.Sprintf("%d of %d pods are Ready", u.Status.ReadyReplicas, u.Status.Replicas)})
-		default:
-			s.Good++
-		}
+		s.add(&o.United.Items[i], o.United.Items[i].Status.Conditions)
 	}
 	return s
 }

@@ -68,8 +68,8 @@ func TestStatus(t *testing.T) {
 		build.Node("a"), build.Node("b", build.With(func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionFalse })),
 		build.Node("c", build.Annotation(connectivity.Annotation, connectivity.Record{State: connectivity.Frozen, Since: since, Reason: connectivity.ReasonFrozen}.String())),
 		&apps.YurtCoordinator{ObjectMeta: metav1.ObjectMeta{Name: "site"}, Status: apps.YurtCoordinatorStatus{Conditions: ready("True", "", ""), OutsidePoolNodes: []string{"b"}}},
-		&apps.UnitedDeployment{ObjectMeta: metav1.ObjectMeta{Namespace: build.Namespace, Name: "stuck"}, Status: apps.UnitedDeploymentStatus{Pools: []apps.PoolStatus{{Name: "x"}, {Name: "y", Reason: "Refused", Message: "no"}}}},
-		&apps.UnitedDeployment{ObjectMeta: metav1.ObjectMeta{Namespace: build.Namespace, Name: "slow"}, Status: apps.UnitedDeploymentStatus{Replicas: 3, ReadyReplicas: 1}},
+		&apps.UnitedDeployment{ObjectMeta: metav1.ObjectMeta{Namespace: build.Namespace, Name: "stuck"}, Status: apps.UnitedDeploymentStatus{Conditions: ready("False", "Refused", `pool "y": no`)}},
+		&apps.UnitedDeployment{ObjectMeta: metav1.ObjectMeta{Namespace: build.Namespace, Name: "fine"}, Status: apps.UnitedDeploymentStatus{Conditions: ready("True", "PodsReady", "")}},
 		&capacity.CapacitySplit{ObjectMeta: metav1.ObjectMeta{Namespace: build.Namespace, Name: "s"}, Status: capacity.CapacitySplitStatus{
 			Conditions: ready("True", "", ""), Workload: capacity.WorkloadReference{Name: "web"}, OnDemand: capacity.ClassStatus{Have: 2, Want: 2}, Spot: capacity.ClassStatus{Have: 1, Want: 3},
 		}},
@@ -88,7 +88,7 @@ func TestStatus(t *testing.T) {
 			{"c", "Frozen", "since 2026-11-30 09:00:00 UTC: " + connectivity.Message(connectivity.ReasonFrozen)},
 		}},
 		{Name: "YurtCoordinators", Good: 1, Total: 1, Problems: []Problem{{"site", "OutsidePool", "they do not reach it: b"}}},
-		{Name: "UnitedDeployments", Total: 2, Problems: []Problem{{"ns/slow", "NotReady", "1 of 3 pods are Ready"}, {"ns/stuck", "Refused", `pool "y": no`}}},
+		{Name: "UnitedDeployments", Good: 1, Total: 2, Problems: []Problem{{"ns/stuck", "Refused", `pool "y": no`}}},
 		{Name: "CapacitySplits", Good: 1, Total: 1, Facts: []string{"ns/web on-demand 2 of 2, spot 1 of 3"}},
 		{Name: "PodGroups", Total: 1, Problems: []Problem{{"ns/g", "Pending", "waits until 4 pods can start together"}}},
 	}}

@@ -9,9 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
@@ -32,49 +29,16 @@ type Branch struct {
 
 // Of reads the pods of a workload, and returns its tree. The workload has metadata and its kind.
 func Of(ctx context.Context, r *read.Reader, workload *metav1.PartialObjectMetadata) (*Branch, error) {
-	var pods corev1.PodList
-	if err := r.List(ctx, &pods, client.InNamespace(workload.Namespace)); err != nil {
+	pods, err := r.PodsOf(ctx, workload)
+	if err != nil {
 		return nil, err
 	}
-	below := sets.New(workload.UID)
-	between := []client.ObjectList{metadataOf("apps", "v1", "ReplicaSetList"), metadataOf("batch", "v1", "JobList")}
-	var owners []metav1.PartialObjectMetadata
-	for _, list := range between {
-		if err := r.List(ctx, list, client.InNamespace(workload.Namespace)); err != nil {
-			return nil, err
-		}
-		owners = append(owners, list.(*metav1.PartialObjectMetadataList).Items...)
-	}
-	for range ownership.MaxHops {
-		before := below.Len()
-		for i := range owners {
-			if ref := metav1.GetControllerOf(&owners[i]); ref != nil && below.Has(ref.UID) {
-				below.Insert(owners[i].UID)
-			}
-		}
-		if below.Len() == before {
-			break
-		}
-	}
 	root := &Branch{Kind: workload.Kind, Name: workload.Name}
-	for i := range pods.Items {
-		if pod := &pods.Items[i]; isBelow(pod, below) {
-			root.add(pod)
-		}
+	for i := range pods {
+		root.add(&pods[i])
 	}
 	root.sort()
 	return root, nil
-}
-
-func metadataOf(group, version, kind string) *metav1.PartialObjectMetadataList {
-	list := &metav1.PartialObjectMetadataList{}
-	list.APIVersion, list.Kind = group+"/"+version, kind
-	return list
-}
-
-func isBelow(pod *corev1.Pod, owners sets.Set[types.UID]) bool {
-	ref := metav1.GetControllerOf(pod)
-	return owners.Has(pod.UID) || ref != nil && owners.Has(ref.UID)
 }
 
 // add adds a pod, and the branches on its way.

@@ -1,4 +1,4 @@
-package propagationpolicy
+package survey
 
 import (
 	"fmt"

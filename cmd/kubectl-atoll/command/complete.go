@@ -1,0 +1,43 @@
+package command
+
+import (
+	"strings"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// complete completes TYPE/NAME and TYPE NAME. An error completes nothing.
+func (s *shared) complete(c *cobra.Command, args []string, start string) (found []string, _ cobra.ShellCompDirective) {
+	const directive = cobra.ShellCompDirectiveNoFileComp
+	resource, _, isOne := strings.Cut(start, "/")
+	prefix := resource + "/" // of each name
+	switch {
+	case len(args) > 1:
+		return nil, directive
+	case len(args) == 1:
+		resource, prefix = args[0], ""
+	case !isOne:
+		return []string{"pod/", "deployment/", "statefulset/", "daemonset/", "job/"}, directive | cobra.ShellCompDirectiveNoSpace
+	}
+	kind, err := s.kindOf(resource)
+	if err != nil {
+		return nil, directive
+	}
+	r, namespace, err := s.reader()
+	if err != nil {
+		return nil, directive
+	}
+	list := &metav1.PartialObjectMetadataList{}
+	list.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
+	if err := r.List(c.Context(), list, client.InNamespace(namespace)); err != nil {
+		return nil, directive
+	}
+	for i := range list.Items {
+		if name := prefix + list.Items[i].Name; strings.HasPrefix(name, start) {
+			found = append(found, name)
+		}
+	}
+	return found, directive
+}

@@ -1,0 +1,56 @@
+package command
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/atoll-k8s/atoll/internal/kubectl/top"
+)
+
+func (s *shared) top() *cobra.Command {
+	c := &cobra.Command{Use: "top", Short: "How full NodeGroups are"}
+	c.AddCommand(&cobra.Command{
+		Use:   "groups",
+		Short: "The pods of each NodeGroup that are wanted, there and Ready, and what pods request of its nodes",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			r, _, err := s.reader()
+			if err != nil {
+				return err
+			}
+			o, err := top.Observe(c.Context(), r)
+			if err != nil {
+				return err
+			}
+			t := top.Of(o)
+			t.Unread = r.Unread()
+			return s.print(t, func(w io.Writer) error { return writeTop(w, &t) })
+		},
+	})
+	return c
+}
+
+func writeTop(w io.Writer, t *top.Top) error {
+	var text strings.Builder
+	table := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "NODEGROUP\tNODES\tWANTED\tPODS\tREADY\tCPU\tMEMORY")
+	use := func(u *top.Use) string {
+		return fmt.Sprintf("%s of %s (%d %%)", u.Requests.String(), u.Allocatable.String(), u.Percent())
+	}
+	for i := range t.Groups {
+		g := &t.Groups[i]
+		fmt.Fprintf(table, "%s\t%d of %d\t%d\t%d\t%d\t%s\t%s\n", g.Name, g.NodesReady, g.Nodes, g.Wanted, g.Pods, g.Ready, use(&g.CPU), use(&g.Memory))
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	for _, u := range t.Unread {
+		fmt.Fprintf(&text, "More could be said: %s\n", u)
+	}
+	_, err := io.WriteString(w, text.String())
+	return err
+}

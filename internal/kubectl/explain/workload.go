@@ -1,0 +1,146 @@
+package explain
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/kubectl/read"
+)
+
+// maxCauses is how many causes are told of one workload.
+const maxCauses = 10
+
+// Workload is the answer about one workload, and what -o json and -o yaml print.
+type Workload struct {
+	Namespace string `json:"namespace"`
+	Kind      string `json:"kind"`
+	Name      string `json:"name"`
+	Facts     []Fact `json:"facts"`
+	// Waits are the pods that do not run or are not Ready, by what prevents it.
+	Waits []Waiting `json:"waits,omitempty"`
+	// Unread tells which rights are missing to say more.
+	Unread []string `json:"unread,omitempty"`
+}
+
+// Waiting is what prevents pods from running. There may be no pod: the workload wants some, and
+// gets none.
+type Waiting struct {
+	Obstacle
+	Pods []string `json:"pods"`
+}
+
+// OfWorkload reads and explains a workload, which has its metadata and its kind.
+func OfWorkload(ctx context.Context, r *read.Reader, workload *metav1.PartialObjectMetadata) (*Workload, error) {
+	w := &Workload{Namespace: workload.Namespace, Kind: workload.Kind, Name: workload.Name}
+	prospect := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: workload.Namespace}}
+	prospect.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(workload, workload.GroupVersionKind())}
+	o, err := observe(ctx, r, prospect)
+	if err != nil {
+		return nil, err
+	}
+	pods, err := r.PodsOf(ctx, workload)
+	if err != nil {
+		return nil, err
+	}
+	ready, waiting := 0, map[string][]string{}
+	var causes []*corev1.Pod // one pod for each
+	for i := range pods {
+		pod := &pods[i]
+		if isReady(pod) {
+			ready++
+			continue
+		}
+		k := looks(pod)
+		if waiting[k] == nil {
+			causes = append(causes, pod)
+		}
+		waiting[k] = append(waiting[k], pod.Name)
+	}
+	for _, f := range []Fact{{"Owner", o.above()}, {"Policy", o.policy()}, {"Override", o.overridePolicy()}, {"Share", o.share()}, {"Pods", fmt.Sprintf("%d of %d are Ready", ready, len(pods))}} {
+		if f.Text != "" {
+			w.Facts = append(w.Facts, f)
+		}
+	}
+	for _, pod := range causes[:min(len(causes), maxCauses)] {
+		of, err := observe(ctx, r, pod)
+		if err != nil {
+			return nil, err
+		}
+		if obstacle := of.waits(); obstacle != nil {
+			w.add(obstacle, waiting[looks(pod)])
+		}
+	}
+	if spread := o.spread(); len(pods) == 0 && spread != nil && spread.Message != "" {
+		w.add(&Obstacle{spread.Message, fmt.Sprintf("kubectl -n %s describe propagationpolicy %s", w.Namespace, o.Propagation.Name)}, []string{})
+	}
+	return w, nil
+}
+
+// add adds pods that wait; pods that look different may wait for the same.
+func (w *Workload) add(o *Obstacle, pods []string) {
+	at := slices.IndexFunc(w.Waits, func(other Waiting) bool { return other.Obstacle == *o })
+	if at < 0 {
+		w.Waits = append(w.Waits, Waiting{*o, pods})
+		return
+	}
+	w.Waits[at].Pods = append(w.Waits[at].Pods, pods...)
+}
+
+// above names the owners of a workload; "" without one.
+func (o *Observed) above() string {
+	var names []string
+	for _, owner := range slices.Backward(o.Owners[min(1, len(o.Owners)):]) {
+		names = append(names, owner.Kind+" "+owner.Name)
+	}
+	return strings.Join(names, " › ")
+}
+
+// overridePolicy names the OverridePolicy; "" without one.
+func (o *Observed) overridePolicy() string {
+	owner := o.requires().Override
+	switch {
+	case owner == nil:
+		return ""
+	case o.Override == nil:
+		return fmt.Sprintf("OverridePolicy %s, which %s %s requires, is not there", owner.Policies.RequiredOverride, owner.Kind, owner.Name)
+	}
+	var groups []string
+	for i := range o.Override.Spec.OverrideRules {
+		for _, group := range o.Override.Spec.OverrideRules[i].TargetNodeGroup {
+			if group = strings.ToLower(group); !slices.Contains(groups, group) {
+				groups = append(groups, group)
+			}
+		}
+	}
+	return fmt.Sprintf("OverridePolicy %s: rules for %s", o.Override.Name, strings.Join(groups, ", "))
+}
+
+func isReady(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue })
+}
+
+// looks tells pods apart that may wait for different things.
+func looks(pod *corev1.Pod) string {
+	parts := []string{pod.Spec.NodeName, pod.Labels[gm.NodeGroupLabel], pod.Annotations[gm.UnassignedAnnotation], string(pod.Status.Phase)}
+	if pod.DeletionTimestamp != nil {
+		parts = append(parts, "deleted")
+	}
+	for _, gate := range pod.Spec.SchedulingGates {
+		parts = append(parts, gate.Name)
+	}
+	for _, c := range pod.Status.Conditions {
+		parts = append(parts, c.Message)
+	}
+	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+		if s.State.Waiting != nil {
+			parts = append(parts, s.Name+s.State.Waiting.Reason)
+		}
+	}
+	return strings.Join(parts, "\n")
+}
