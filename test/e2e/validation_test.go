@@ -35,12 +35,16 @@ func (f *fixture) dryRun(doc []byte) error {
 	return f.client.Create(f.ctx, o, client.DryRunAll, strict)
 }
 
-// TestExamplesAreAccepted: every example can be applied unchanged.
+// TestExamplesAreAccepted: every example can be applied unchanged, but those for Flux and Argo CD, whose kinds this cluster
+// does not have (see test/kstatus).
 func TestExamplesAreAccepted(t *testing.T) {
 	f := newFixture(t)
 	f.kindWorkflow() // examples/gangs has one
 	err := filepath.WalkDir("../../examples", func(path string, d fs.DirEntry, err error) error {
-		if err != nil || filepath.Ext(path) != ".yaml" {
+		switch {
+		case err == nil && d.Name() == "gitops":
+			return fs.SkipDir
+		case err != nil || filepath.Ext(path) != ".yaml":
 			return err
 		}
 		raw, err := os.ReadFile(path)
