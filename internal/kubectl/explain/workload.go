@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -127,7 +128,7 @@ func isReady(pod *corev1.Pod) bool {
 
 // looks tells pods apart that may wait for different things.
 func looks(pod *corev1.Pod) string {
-	parts := []string{pod.Spec.NodeName, pod.Labels[gm.NodeGroupLabel], pod.Annotations[gm.UnassignedAnnotation], string(pod.Status.Phase)}
+	parts := []string{strconv.FormatBool(pod.Spec.NodeName == ""), pod.Labels[gm.NodeGroupLabel], pod.Annotations[gm.UnassignedAnnotation], string(pod.Status.Phase)}
 	if pod.DeletionTimestamp != nil {
 		parts = append(parts, "deleted")
 	}

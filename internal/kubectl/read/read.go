@@ -49,6 +49,8 @@ func New(config *rest.Config) (*Reader, error) {
 	if err != nil {
 		return nil, err
 	}
+	config = rest.CopyConfig(config)
+	config.QPS, config.Burst = 50, 300 // as kubectl; client-go's default would make people wait
 	c, err := client.New(config, client.Options{Scheme: scheme})
 	if err != nil {
 		return nil, fmt.Errorf("connecting to %s: %w", config.Host, err)
