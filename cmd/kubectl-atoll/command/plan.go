@@ -125,7 +125,8 @@ func (s *shared) applied(namespace string, files []string) (objects []client.Obj
 	return objects, unknown, nil
 }
 
-// dryRun applies an object without storing it.
+// dryRun applies an object without storing it, as kubectl apply --server-side does: under its
+// name, so that a field that it has set and that the file does not have any more goes.
 func dryRun(info *resource.Info) (object *unstructured.Unstructured, problem string, err error) {
 	object, is := info.Object.(*unstructured.Unstructured)
 	if !is {
@@ -137,7 +138,7 @@ func dryRun(info *resource.Info) (object *unstructured.Unstructured, problem str
 		return nil, "", err
 	}
 	force := true
-	answer, err := resource.NewHelper(info.Client, info.Mapping).DryRun(true).WithFieldManager("kubectl-atoll").
+	answer, err := resource.NewHelper(info.Client, info.Mapping).DryRun(true).WithFieldManager("kubectl").
 		Patch(info.Namespace, info.Name, types.ApplyPatchType, body, &metav1.PatchOptions{Force: &force})
 	switch {
 	case apierrors.IsForbidden(err):
