@@ -10,7 +10,7 @@ export GOWORK := off
 # Nothing here needs cgo but the race detector. With it, packages would be compiled twice:
 # for vet and tests with cgo, and for all programs without.
 export CGO_ENABLED := 0
-MODULES := $(patsubst %/go.mod,%,$(wildcard ./go.mod devcluster/go.mod test/go.mod cmd/kubectl-atoll/go.mod hack/chart/go.mod hack/tools/go.mod hack/golangci/go.mod))
+MODULES := $(patsubst %/go.mod,%,$(wildcard ./go.mod devcluster/go.mod test/go.mod cmd/kubectl-atoll/go.mod hack/chart/go.mod hack/alerts/go.mod hack/tools/go.mod hack/golangci/go.mod))
 # hack/tools and hack/golangci pin tools and hold no code.
 CODE_MODULES := $(filter-out hack/tools hack/golangci,$(MODULES))
 
@@ -77,7 +77,7 @@ test: $(GOTESTSUM) ## Run the tests that prove each promise, also on real contro
 
 .PHONY: test-all
 test-all: $(GOTESTSUM) ## Run all tests, and print one line of result with the commit and the machine.
-	@MAKE='$(MAKE)' TESTFLAGS='$(TESTFLAGS)' hack/test.sh $(PARTS)
+	@MAKE='$(MAKE)' TESTFLAGS='$(TESTFLAGS)' hack/test.sh $(PARTS) ui-test alerts-test
 	@echo "test-all: ok"
 
 .PHONY: test-times
@@ -204,13 +204,22 @@ e2e: devcluster-bin $(GOTESTSUM) ## Run the end-to-end tests on real control pla
 .PHONY: e2e-hub
 e2e-hub: devcluster-bin $(GOTESTSUM) ## Run the tests of the hub on a real control plane, and those of the programs and helpers in test/.
 	@mkdir -p dist/test
-	cd test && $(call gotest,e2e-hub) $(QUICK) $(UNCACHED) -timeout 30m $(SHORT) $(TESTFLAGS) $$(go list ./... | grep -v -e '/e2e$$' -e '/attack$$' -e '/nodes$$')
+	cd test && $(call gotest,e2e-hub) $(QUICK) $(UNCACHED) -timeout 30m $(SHORT) $(TESTFLAGS) $$(go list ./... | grep -v -e '/e2e$$' -e '/attack$$' -e '/nodes$$' -e '/ui$$')
 
 # Without the race detector: under it each step of Helm takes forty seconds and gigabytes.
 .PHONY: e2e-nodes
 e2e-nodes: devcluster-bin $(GOTESTSUM) ## Run the end-to-end tests on real nodes, where they can run: Linux, root, TUN devices, a C compiler.
 	@mkdir -p dist/test
 	cd test && $(call gotest,e2e-nodes) $(QUICK) $(UNCACHED) -parallel 3 -timeout 30m $(SHORT) $(TESTFLAGS) ./nodes
+
+.PHONY: ui-test
+ui-test: devcluster-bin $(GOTESTSUM) ## Drive the page of kubectl atoll ui in Debian's chromium, where there is one; screenshots go to dist/ui.
+	hack/ui-test.sh $(CURDIR)/$(GOTESTSUM) $(QUICK) $(UNCACHED) $(TESTFLAGS)
+
+.PHONY: alerts-test
+alerts-test: $(GOTESTSUM) ## Test that each alert of the chart fires, by Prometheus' own language.
+	@mkdir -p dist/test
+	cd hack/alerts && $(call gotest,alerts) $(QUICK) $(UNCACHED) $(TESTFLAGS) ./...
 
 .PHONY: attack
 attack: devcluster-bin ## Attack the ports of an atoll-manager in a cluster on this machine, over the loopback network only: some minutes.

@@ -237,6 +237,12 @@ func TestKubectlAtollPlansWhatElseHappens(t *testing.T) {
 			f.Errorf("%v left", got)
 		}
 	})
+	f.part("what a plan does not know", func(f *fixture) {
+		out, stderr, err := as(f).atoll("plan", "-f", "../../examples/uniteddeployment.yaml")
+		if err != nil || out != "Nothing changes, as far as a plan knows.\nNot known: what UnitedDeployment ud-test changes\n" {
+			f.Errorf("%v: %s%s", err, out, stderr)
+		}
+	})
 	f.part("replacements", func(f *fixture) {
 		f.create(overrides("verbose"))
 		start(f, "replacements", 4, requiresOverride("verbose"))

@@ -32,27 +32,42 @@ func (s *shared) explain() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if resource != "pod" && resource != "pods" && resource != "po" {
-				workload, err := s.workload(c.Context(), r, namespace, resource, name)
-				if err != nil {
-					return err
-				}
-				w, err := explain.OfWorkload(c.Context(), r, workload)
-				if err != nil {
-					return err
-				}
-				w.Unread = r.Unread()
-				return s.print(w, func(out io.Writer) error { return writeWorkload(out, w) })
-			}
-			o, err := explain.Observe(c.Context(), r, namespace, name)
+			answer, err := s.explanationOf(c.Context(), r, namespace, resource, name)
 			if err != nil {
 				return err
 			}
-			e := explain.Explain(o)
-			e.Unread = r.Unread()
-			return s.print(e, func(w io.Writer) error { return writeExplanation(w, &e) })
+			return s.print(answer.value, answer.write)
 		},
 	}
+}
+
+// explanation is an answer for programs, and as text for people.
+type explanation struct {
+	value any
+	write func(io.Writer) error
+}
+
+// explanationOf explains a pod or a workload.
+func (s *shared) explanationOf(ctx context.Context, r *read.Reader, namespace, resource, name string) (*explanation, error) {
+	if resource != "pod" && resource != "pods" && resource != "po" {
+		workload, err := s.workload(ctx, r, namespace, resource, name)
+		if err != nil {
+			return nil, err
+		}
+		w, err := explain.OfWorkload(ctx, r, workload)
+		if err != nil {
+			return nil, err
+		}
+		w.Unread = r.Unread()
+		return &explanation{w, func(out io.Writer) error { return writeWorkload(out, w) }}, nil
+	}
+	o, err := explain.Observe(ctx, r, namespace, name)
+	if err != nil {
+		return nil, err
+	}
+	e := explain.Explain(o)
+	e.Unread = r.Unread()
+	return &explanation{e, func(w io.Writer) error { return writeExplanation(w, &e) }}, nil
 }
 
 // named reads "TYPE NAME" or "TYPE/NAME".
@@ -112,6 +127,9 @@ func writeWorkload(out io.Writer, w *explain.Workload) error {
 			fmt.Fprintf(&text, "\n%d pods wait, such as %s", len(waits.Pods), waits.Pods[0])
 		}
 		fmt.Fprintf(&text, ": %s\n  %s\n", waits.Why, waits.Command)
+	}
+	if w.More > 0 {
+		fmt.Fprintf(&text, "\n%d more are not Ready: kubectl atoll explain pod tells why of each\n", w.More)
 	}
 	return writeUnread(out, &text, w.Unread)
 }

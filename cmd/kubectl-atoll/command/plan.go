@@ -38,7 +38,9 @@ func (s *shared) plan() *cobra.Command {
 			if len(files) == 0 {
 				return errors.New("want the objects: kubectl atoll plan -f FILE")
 			}
-			p, err := s.planOf(c.Context(), files)
+			p, err := s.planOf(c.Context(), func(b *resource.Builder) *resource.Builder {
+				return b.FilenameParam(false, &resource.FilenameOptions{Filenames: files})
+			})
 			if err != nil {
 				return err
 			}
@@ -58,7 +60,10 @@ func (s *shared) plan() *cobra.Command {
 	return c
 }
 
-func (s *shared) planOf(ctx context.Context, files []string) (*plan.Plan, error) {
+// source tells a builder where the objects are.
+type source func(*resource.Builder) *resource.Builder
+
+func (s *shared) planOf(ctx context.Context, from source) (*plan.Plan, error) {
 	config, err := s.config.ToRESTConfig()
 	if err != nil {
 		return nil, err
@@ -75,7 +80,7 @@ func (s *shared) planOf(ctx context.Context, files []string) (*plan.Plan, error)
 	if err != nil {
 		return nil, err
 	}
-	applied, unknown, err := s.applied(namespace, files)
+	applied, unknown, err := s.applied(namespace, from)
 	if err != nil {
 		return nil, err
 	}
@@ -87,15 +92,14 @@ func (s *shared) planOf(ctx context.Context, files []string) (*plan.Plan, error)
 	return p, nil
 }
 
-// applied returns the objects of files as the API server would store them, by a dry run. Where
-// the person may not apply them, they are as in the files, and unknown says so.
-func (s *shared) applied(namespace string, files []string) (objects []client.Object, unknown []string, err error) {
+// applied returns the objects of a source as the API server would store them, by a dry run. Where
+// the person may not apply them, they are as they were given, and unknown says so.
+func (s *shared) applied(namespace string, from source) (objects []client.Object, unknown []string, err error) {
 	scheme, err := read.Scheme()
 	if err != nil {
 		return nil, nil, err
 	}
-	infos, err := resource.NewBuilder(s.config).Unstructured().ContinueOnError().NamespaceParam(namespace).DefaultNamespace().
-		FilenameParam(false, &resource.FilenameOptions{Filenames: files}).Flatten().Do().Infos()
+	infos, err := from(resource.NewBuilder(s.config).Unstructured().ContinueOnError().NamespaceParam(namespace).DefaultNamespace()).Flatten().Do().Infos()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -108,7 +112,7 @@ func (s *shared) applied(namespace string, files []string) (objects []client.Obj
 			unknown = append(unknown, problem)
 		}
 		typed, err := scheme.New(object.GroupVersionKind())
-		if runtime.IsNotRegisteredError(err) {
+		if o, is := typed.(client.Object); runtime.IsNotRegisteredError(err) || is && !plan.Knows(o) {
 			unknown = append(unknown, fmt.Sprintf("what %s %s changes", object.GetKind(), object.GetName()))
 			continue
 		}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
@@ -36,12 +37,18 @@ func New(streams genericiooptions.IOStreams) *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl atoll"},
+		PersistentPreRunE: func(*cobra.Command, []string) error {
+			if !slices.Contains([]string{"", "json", "yaml", "wide"}, s.output) {
+				return fmt.Errorf("-o %s: want json, yaml or wide", s.output)
+			}
+			return nil
+		},
 	}
 	root.SetOut(streams.Out)
 	root.SetErr(streams.ErrOut)
 	s.config.AddFlags(root.PersistentFlags())
-	root.PersistentFlags().StringVarP(&s.output, "output", "o", "", "json or yaml; by default text for people")
-	root.AddCommand(s.explain(), s.plan(), s.pool(), s.status(), s.top(), s.tree())
+	root.PersistentFlags().StringVarP(&s.output, "output", "o", "", "json, yaml or wide; by default text for people, which has all that there is: wide is the same")
+	root.AddCommand(s.doctor(), s.explain(), s.plan(), s.pool(), s.status(), s.top(), s.tree(), s.ui())
 	return root
 }
 
@@ -74,10 +81,8 @@ func (s *shared) print(value any, text func(io.Writer) error) error {
 		}
 		_, err = s.Out.Write(data)
 		return err
-	case "":
-		return text(s.Out)
 	}
-	return fmt.Errorf("-o %s: want json or yaml", s.output)
+	return text(s.Out)
 }
 
 // exitCode is an error that only sets the exit code.
@@ -85,7 +90,7 @@ type exitCode int
 
 func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
-// Main runs the command, and returns the exit code: 0, or 1 after an error; plan has others.
+// Main runs the command, and returns the exit code: 0, or 1 after an error; plan and doctor have others.
 func Main(ctx context.Context, streams genericiooptions.IOStreams, args []string) int {
 	root := New(streams)
 	root.SetArgs(args)

@@ -37,7 +37,7 @@ func (s *shared) tree() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return s.print(root, func(w io.Writer) error { return writeTree(w, root, r.Unread()) })
+			return s.print(root, func(w io.Writer) error { return writeTree(w, root) })
 		},
 	}
 }
@@ -56,11 +56,11 @@ func (s *shared) kindOf(resource string) (schema.GroupVersionKind, error) {
 	return kind, err
 }
 
-func writeTree(w io.Writer, root *tree.Branch, unread []string) error {
+func writeTree(w io.Writer, root *tree.Branch) error {
 	var text strings.Builder
 	fmt.Fprintf(&text, "%s %s  %d of %d pods Ready\n", root.Kind, root.Name, root.Ready, root.Pods)
 	writeBranches(&text, root.Branches, "")
-	for _, u := range unread {
+	for _, u := range root.Unread {
 		fmt.Fprintf(&text, "More could be said: %s\n", u)
 	}
 	_, err := io.WriteString(w, text.String())

@@ -85,6 +85,8 @@ func (o *Observed) policy() string {
 		return "none: kube-scheduler alone places the pod"
 	case owner == nil:
 		return "no PropagationPolicy: kube-scheduler alone places the pod"
+	case o.Propagation == nil && o.PoliciesUnread:
+		return fmt.Sprintf("PropagationPolicy %s, which %s %s requires: you may not read it", owner.Policies.RequiredPropagation, owner.Kind, owner.Name)
 	case o.Propagation == nil:
 		return fmt.Sprintf("PropagationPolicy %s, which %s %s requires, is not there", owner.Policies.RequiredPropagation, owner.Kind, owner.Name)
 	}
@@ -290,6 +292,9 @@ func (o *Observed) waits() *Obstacle {
 // gated finds why the pod is at our gate.
 func (o *Observed) gated() *Obstacle {
 	owners := o.requires()
+	if o.PoliciesUnread {
+		return &Obstacle{"the scheduling gate of Atoll, and you may not read the policies that tell why", fmt.Sprintf("kubectl -n %s auth can-i get propagationpolicies.groupmanagement.kubeedge.io", o.Pod.Namespace)}
+	}
 	if owner := owners.Propagation; owner != nil && o.Propagation == nil {
 		return missing("PropagationPolicy", gm.RequiredPropagationPolicyLabel, owner.Policies.RequiredPropagation, owner, o.PropagationNames)
 	}
@@ -405,15 +410,28 @@ func (o *Observed) notReady() *Obstacle {
 	if isReady(o.Pod) {
 		return nil
 	}
+	if o.Node != nil && !connectivity.IsReady(o.Node) {
+		return &Obstacle{fmt.Sprintf("its node %s: %s", o.Node.Name, readyText(o.Node)), "kubectl describe node " + o.Node.Name}
+	}
 	for _, s := range slices.Concat(o.Pod.Status.InitContainerStatuses, o.Pod.Status.ContainerStatuses) {
 		switch {
 		case s.State.Waiting != nil && s.State.Waiting.Reason != "PodInitializing":
 			return &Obstacle{strings.TrimSuffix(fmt.Sprintf("container %s: %s: %s", s.Name, s.State.Waiting.Reason, s.State.Waiting.Message), ": "), o.describe()}
+		case s.State.Terminated != nil && s.State.Terminated.ExitCode != 0:
+			return &Obstacle{fmt.Sprintf("container %s has ended with code %d: %s", s.Name, s.State.Terminated.ExitCode, s.State.Terminated.Reason), fmt.Sprintf("kubectl -n %s logs %s -c %s --previous", o.Pod.Namespace, o.Pod.Name, s.Name)}
 		case s.State.Running != nil && !s.Ready:
 			return &Obstacle{fmt.Sprintf("container %s runs and is not ready", s.Name), fmt.Sprintf("kubectl -n %s logs %s -c %s", o.Pod.Namespace, o.Pod.Name, s.Name)}
 		}
 	}
-	return &Obstacle{"the kubelet has not started it yet", o.describe()}
+	if o.Pod.Status.StartTime == nil {
+		return &Obstacle{"the kubelet has not started it yet", o.describe()}
+	}
+	for _, c := range o.Pod.Status.Conditions {
+		if c.Type == corev1.PodReady && c.Message != "" {
+			return &Obstacle{c.Message, o.describe()}
+		}
+	}
+	return &Obstacle{"the kubelet has not said yet that it is Ready", o.describe()}
 }
 
 func (o *Observed) describe() string {

@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -8,10 +9,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
@@ -118,6 +121,30 @@ Policy: none: kube-scheduler alone places the pod
 Node: nodec: Ready, cordoned
 waits: container web: ImagePullBackOff: no such image
 kubectl -n ns describe pod web-1`},
+		"its node is silent": {pod: []build.Option{onNode, build.With(func(p *corev1.Pod) {
+			p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "web", Ready: true, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+		})}, objects: []client.Object{member("nodec", build.With(func(n *corev1.Node) {
+			n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown}}
+		}))}, want: `
+Policy: none: kube-scheduler alone places the pod
+Node: nodec: not known whether it is Ready
+waits: its node nodec: not known whether it is Ready
+kubectl describe node nodec`},
+		"its container has ended": {pod: []build.Option{onNode, build.With(func(p *corev1.Pod) {
+			p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "web", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 137, Reason: "OOMKilled"}}}}
+		})}, objects: []client.Object{member("nodec")}, want: `
+Policy: none: kube-scheduler alone places the pod
+Node: nodec: Ready
+waits: container web has ended with code 137: OOMKilled
+kubectl -n ns logs web-1 -c web --previous`},
+		"a readiness gate": {pod: []build.Option{onNode, build.With(func(p *corev1.Pod) {
+			p.Status.StartTime = &metav1.Time{Time: time.Unix(1, 0)}
+			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionFalse, Message: `the status of pod readiness gate "lb" is not "True"`}}
+		})}, objects: []client.Object{member("nodec")}, want: `
+Policy: none: kube-scheduler alone places the pod
+Node: nodec: Ready
+waits: the status of pod readiness gate "lb" is not "True"
+kubectl -n ns describe pod web-1`},
 		"it runs": {requires: [2]string{"shop", "registry"}, pod: []build.Option{
 			inGroup, onNode, ready, build.Container("web", "beijing.io/nginx:1.27"), build.Annotation(gm.OriginalImagesAnnotation, `{"web":"nginx:1.27"}`),
 			build.Label(gm.CapacityClassLabel, "spot"), build.Annotation(gm.CapacityReasonAnnotation, "2 on-demand pods are enough"), build.Annotation(scheduling.GroupNameAnnotation, "web"),
@@ -150,6 +177,40 @@ PodGroup: web: at least 3 pods together`},
 				t.Error(diff)
 			}
 		})
+	}
+}
+
+// TestPoliciesThatMayNotBeRead: nobody is told to create a policy that is there, or to take a label off.
+func TestPoliciesThatMayNotBeRead(t *testing.T) {
+	owner := build.Deployment("web", build.Requires("shop", "registry"))
+	kinds, err := read.Scheme()
+	if err == nil {
+		err = scheme.AddToScheme(kinds)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := fake.NewClientBuilder().WithScheme(kinds).WithObjects(owner, build.Pod("web-1", build.Gated(), build.OwnedBy(owner))).WithInterceptorFuncs(interceptor.Funcs{
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, object client.Object, options ...client.GetOption) error {
+			switch object.(type) {
+			case *gm.PropagationPolicy, *gm.OverridePolicy:
+				return apierrors.NewForbidden(gm.GroupVersion.WithResource("policies").GroupResource(), key.Name, nil)
+			}
+			return c.Get(ctx, key, object, options...)
+		},
+	}).Build()
+	r := read.For(c, kinds)
+	o, err := Observe(t.Context(), r, build.Namespace, "web-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := Explain(o)
+	want := `Owner: Deployment web
+Policy: PropagationPolicy shop, which Deployment web requires: you may not read it
+waits: the scheduling gate of Atoll, and you may not read the policies that tell why
+kubectl -n ns auth can-i get propagationpolicies.groupmanagement.kubeedge.io`
+	if diff := cmp.Diff(want, text(&e)); diff != "" || len(r.Unread()) != 2 {
+		t.Errorf("%s\n%v", diff, r.Unread())
 	}
 }
 

@@ -28,7 +28,10 @@ type Observed struct {
 	Propagation                     *gm.PropagationPolicy
 	Override                        *gm.OverridePolicy
 	PropagationNames, OverrideNames []string
-	// Group is the pod's NodeGroup, and Members its nodes. NodesUnread: they may not be read.
+	// PoliciesUnread: policies may not be read.
+	PoliciesUnread bool
+	// Group is the pod's NodeGroup, and Members its nodes. NodesUnread: they, or the group, may not be
+	// read.
 	Group       *gm.NodeGroup
 	Members     []corev1.Node
 	NodesUnread bool
@@ -113,6 +116,8 @@ func (o *Observed) observePolicies(ctx context.Context, r *read.Reader) error {
 		var all gm.PropagationPolicyList
 		if found {
 			o.Propagation = policy
+		} else if r.Forbidden("get", o.Pod.Namespace, policy) {
+			o.PoliciesUnread = true
 		} else if err := r.List(ctx, &all, client.InNamespace(o.Pod.Namespace)); err != nil {
 			return err
 		}
@@ -131,6 +136,8 @@ func (o *Observed) observePolicies(ctx context.Context, r *read.Reader) error {
 	var all gm.OverridePolicyList
 	if found {
 		o.Override = policy
+	} else if r.Forbidden("get", o.Pod.Namespace, policy) {
+		o.PoliciesUnread = true
 	} else if err := r.List(ctx, &all, client.InNamespace(o.Pod.Namespace)); err != nil {
 		return err
 	}
@@ -161,12 +168,11 @@ func (o *Observed) observePlace(ctx context.Context, r *read.Reader) error {
 		if found {
 			o.Group = group
 		}
-		before := len(r.Unread())
 		var members corev1.NodeList
 		if err := r.List(ctx, &members, client.MatchingLabels{gm.NodeGroupLabel: name}); err != nil {
 			return err
 		}
-		o.Members, o.NodesUnread = members.Items, len(r.Unread()) > before
+		o.Members, o.NodesUnread = members.Items, r.Forbidden("list", "", &members) || r.Forbidden("get", "", group)
 	}
 	if name := o.Pod.Annotations[scheduling.GroupNameAnnotation]; name != "" {
 		group := &scheduling.PodGroup{}

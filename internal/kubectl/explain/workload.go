@@ -14,7 +14,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/kubectl/read"
 )
 
-// maxCauses is how many causes are told of one workload.
+// maxCauses is how many causes are told of one workload: each takes some requests.
 const maxCauses = 10
 
 // Workload is the answer about one workload, and what -o json and -o yaml print.
@@ -25,6 +25,8 @@ type Workload struct {
 	Facts     []Fact `json:"facts"`
 	// Waits are the pods that do not run or are not Ready, by what prevents it.
 	Waits []Waiting `json:"waits,omitempty"`
+	// More counts further pods that are not Ready, of which no cause was looked for.
+	More int `json:"more,omitempty"`
 	// Unread tells which rights are missing to say more.
 	Unread []string `json:"unread,omitempty"`
 }
@@ -57,6 +59,9 @@ func OfWorkload(ctx context.Context, r *read.Reader, workload *metav1.PartialObj
 			ready++
 			continue
 		}
+		if pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+			continue // they wait for nothing
+		}
 		k := looks(pod)
 		if waiting[k] == nil {
 			causes = append(causes, pod)
@@ -68,7 +73,11 @@ func OfWorkload(ctx context.Context, r *read.Reader, workload *metav1.PartialObj
 			w.Facts = append(w.Facts, f)
 		}
 	}
-	for _, pod := range causes[:min(len(causes), maxCauses)] {
+	for i, pod := range causes {
+		if i >= maxCauses {
+			w.More += len(waiting[looks(pod)])
+			continue
+		}
 		of, err := observe(ctx, r, pod)
 		if err != nil {
 			return nil, err
@@ -108,6 +117,8 @@ func (o *Observed) overridePolicy() string {
 	switch {
 	case owner == nil:
 		return ""
+	case o.Override == nil && o.PoliciesUnread:
+		return fmt.Sprintf("OverridePolicy %s, which %s %s requires: you may not read it", owner.Policies.RequiredOverride, owner.Kind, owner.Name)
 	case o.Override == nil:
 		return fmt.Sprintf("OverridePolicy %s, which %s %s requires, is not there", owner.Policies.RequiredOverride, owner.Kind, owner.Name)
 	}

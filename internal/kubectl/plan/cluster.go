@@ -51,6 +51,9 @@ func keyOf(o client.Object) key {
 	return key{kindOf(o), o.GetNamespace(), o.GetName()}
 }
 
+// Knows reports whether a plan depends on objects of a kind.
+func Knows(o client.Object) bool { return kindOf(o) != "" }
+
 // kindOf returns the kind of an object that is typed; "" for one on which nothing depends.
 func kindOf(o client.Object) string {
 	switch o.(type) {

@@ -320,7 +320,11 @@ func (p *Plan) Text() string {
 	for i := range p.Workloads {
 		p.Workloads[i].write(line)
 	}
-	if len(p.Nodes)+len(p.Workloads) == 0 {
+	switch {
+	case len(p.Nodes)+len(p.Workloads) > 0:
+	case len(p.Unknown) > 0:
+		line("Nothing changes, as far as a plan knows.")
+	default:
 		line("Nothing changes.")
 	}
 	for _, u := range p.Unknown {

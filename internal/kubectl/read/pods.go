@@ -12,14 +12,19 @@ import (
 )
 
 // PodsOf returns the pods of a workload, which has its metadata and its kind: a pod itself, or
-// pods that it owns, through ReplicaSets and Jobs too.
+// pods that it owns, through ReplicaSets and Jobs too, and those of a UnitedDeployment through its
+// workloads.
 func (r *Reader) PodsOf(ctx context.Context, workload *metav1.PartialObjectMetadata) (pods []corev1.Pod, err error) {
 	var all corev1.PodList
 	if err := r.List(ctx, &all, client.InNamespace(workload.Namespace)); err != nil {
 		return nil, err
 	}
 	var between []metav1.PartialObjectMetadata
-	for _, list := range []*metav1.PartialObjectMetadataList{metadataOf("apps/v1", "ReplicaSetList"), metadataOf("batch/v1", "JobList")} {
+	lists := []*metav1.PartialObjectMetadataList{metadataOf("apps/v1", "ReplicaSetList"), metadataOf("batch/v1", "JobList")}
+	if workload.Kind == "UnitedDeployment" {
+		lists = append(lists, metadataOf("apps/v1", "DeploymentList"), metadataOf("apps/v1", "StatefulSetList"), metadataOf("apps/v1", "DaemonSetList"))
+	}
+	for _, list := range lists {
 		if err := r.List(ctx, list, client.InNamespace(workload.Namespace)); err != nil {
 			return nil, err
 		}

@@ -12,11 +12,14 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
@@ -40,7 +43,7 @@ type Reader struct {
 // Scheme returns the kinds that a Reader knows.
 func Scheme() (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
-	return scheme, errors.Join(corev1.AddToScheme(scheme), appsv1.AddToScheme(scheme), batchv1.AddToScheme(scheme), policyv1.AddToScheme(scheme), metav1.AddMetaToScheme(scheme), gm.AddToScheme(scheme), apps.AddToScheme(scheme), capacity.AddToScheme(scheme), scheduling.AddToScheme(scheme))
+	return scheme, errors.Join(corev1.AddToScheme(scheme), appsv1.AddToScheme(scheme), batchv1.AddToScheme(scheme), policyv1.AddToScheme(scheme), coordinationv1.AddToScheme(scheme), discoveryv1.AddToScheme(scheme), metav1.AddMetaToScheme(scheme), gm.AddToScheme(scheme), apps.AddToScheme(scheme), capacity.AddToScheme(scheme), scheduling.AddToScheme(scheme))
 }
 
 // New returns a Reader for the cluster of a configuration.
@@ -77,6 +80,14 @@ func (r *Reader) List(ctx context.Context, list client.ObjectList, options ...cl
 	return r.note("list", all.Namespace, list, r.client.List(ctx, list, options...))
 }
 
+// Serves reports whether a kind is served and the person may list it; if not, Unread tells.
+func (r *Reader) Serves(ctx context.Context, list client.ObjectList, options ...client.ListOption) (bool, error) {
+	var all client.ListOptions
+	all.ApplyOptions(append(options, client.Limit(1)))
+	err := r.client.List(ctx, list, &all)
+	return err == nil, r.note("list", all.Namespace, list, err)
+}
+
 // note returns the error of a request unless it says that there is no such thing, or that the
 // person may not read it.
 func (r *Reader) note(verb, namespace string, object runtime.Object, err error) error {
@@ -89,6 +100,13 @@ func (r *Reader) note(verb, namespace string, object runtime.Object, err error) 
 		return nil
 	}
 	return err
+}
+
+// Forbidden reports whether a request before was refused, so that an object may be there although
+// it was not found.
+func (r *Reader) Forbidden(verb, namespace string, object runtime.Object) bool {
+	_, is := r.unread[r.what(verb, namespace, object)]
+	return is
 }
 
 // what names a right, such as "list pods in namespace default".
@@ -112,9 +130,12 @@ func roleFor(object runtime.Object, namespace string) string {
 		return "no role that is always there has the right; kubectl create clusterrole node-viewer --verb=get,list,watch --resource=nodes makes one"
 	case *gm.NodeGroup, *gm.NodeGroupList, *apps.NodePool, *apps.NodePoolList, *apps.YurtCoordinator, *apps.YurtCoordinatorList:
 		return "ClusterRole atoll-view has the right, with a ClusterRoleBinding"
+	case *unstructured.Unstructured: // a part of the installation
+		return "ClusterRole cluster-admin has the right"
 	}
 	role := "ClusterRole view has the right"
-	if _, is := object.(*corev1.Secret); is {
+	switch object.(type) {
+	case *corev1.Secret, *coordinationv1.Lease, *coordinationv1.LeaseList:
 		role = "ClusterRole edit has the right"
 	}
 	if namespace == "" {

@@ -25,6 +25,8 @@ type Branch struct {
 	// Note says more of a pod: why it is not Ready, and its class of capacity.
 	Note     string    `json:"note,omitempty"`
 	Branches []*Branch `json:"branches,omitempty"`
+	// Unread tells, at the root, which rights are missing to say more.
+	Unread []string `json:"unread,omitempty"`
 }
 
 // Of reads the pods of a workload, and returns its tree. The workload has metadata and its kind.
@@ -38,6 +40,7 @@ func Of(ctx context.Context, r *read.Reader, workload *metav1.PartialObjectMetad
 		root.add(&pods[i])
 	}
 	root.sort()
+	root.Unread = r.Unread()
 	return root, nil
 }
 

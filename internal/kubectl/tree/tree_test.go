@@ -70,4 +70,12 @@ func TestTree(t *testing.T) {
 	if diff := cmp.Diff(want, lines(root, "")); diff != "" {
 		t.Error(diff)
 	}
+	united := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "apps.openyurt.io/v1alpha1", Kind: "UnitedDeployment"}, ObjectMeta: metav1.ObjectMeta{Namespace: build.Namespace, Name: "all", UID: "all"}}
+	web.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(united, united.GroupVersionKind())}
+	if err := c.Update(t.Context(), web); err != nil {
+		t.Fatal(err)
+	}
+	if root, err = Of(t.Context(), read.For(c, kinds), united); err != nil || root.Pods != 4 {
+		t.Errorf("the UnitedDeployment has %d pods, %v", root.Pods, err)
+	}
 }

@@ -90,6 +90,7 @@ func (p *Port) Listen(ctx context.Context) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listening for %s: %w", p.Name, err)
 	}
+	panicsTotal.WithLabelValues(p.Name) // 0 from the start, so that an alert sees the first
 	var l net.Listener = &listener{Listener: inner, connections: NewShares(p.Connections), countsAll: p.NoOwnProbes, refuse: func() { Refused(p.Name, TooManyConnections) }}
 	if p.TLS != nil {
 		l = tls.NewListener(l, p.tls())

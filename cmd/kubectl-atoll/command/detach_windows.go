@@ -1,0 +1,11 @@
+package command
+
+import (
+	"os/exec"
+	"syscall"
+)
+
+// detach keeps a Ctrl-C in the terminal from the program.
+func detach(cmd *exec.Cmd) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{CreationFlags: syscall.CREATE_NEW_PROCESS_GROUP}
+}
