@@ -265,15 +265,26 @@ func (c *checker) checkBind(pod Pod, s Stamp) {
 		return
 	}
 	if pod.OwnerKind != "DaemonSet" { // one pod on each node: not divided
-		c.checkMax(pod, s, ancestries, policies, total)
+		c.checkMax(pod, s, ancestries, policies, total, groups)
 	}
 }
 
-// checkMax reports a range that a binding filled beyond its max.
-func (c *checker) checkMax(pod Pod, s Stamp, ancestries []ancestry, policies []PropagationPolicy, total int) {
+// checkMax reports a range that a binding filled beyond its max, in each of the groups that the node
+// had lately, the newest first.
+func (c *checker) checkMax(pod Pod, s Stamp, ancestries []ancestry, policies []PropagationPolicy, total int, groups []string) {
+	for _, group := range groups {
+		if sitting, most := c.filled(pod, s, policies, total, group); sitting <= most {
+			return
+		}
+	}
+	sitting, most := c.filled(pod, s, policies, total, groups[0])
+	c.violate("I5", s, pod.name(), c.near(pod, ancestries), "is pod %d of its cohort in NodeGroup %q, which may have %d", sitting, groups[0], most)
+}
+
+// filled returns how many pods of a cohort sit in a group once a pod of it is there, and how many may.
+func (c *checker) filled(pod Pod, s Stamp, policies []PropagationPolicy, total int, group string) (sitting, most int) {
 	from := s.Seen.Add(-c.Lag)
-	group := c.groupOf(pod.Node, s.RV)
-	active, sitting := 0, 0
+	active := 0
 	for _, key := range c.cohorts[pod.cohort()] {
 		other, ok := get[Pod](c.History, key, s.RV)
 		if !ok || !other.Active {
@@ -284,13 +295,10 @@ func (c *checker) checkMax(pod Pod, s Stamp, ancestries []ancestry, policies []P
 			sitting++
 		}
 	}
-	most := 0
 	for _, p := range policies {
 		most = max(most, maxOf(p.Spec, group, max(total, active)))
 	}
-	if sitting > most {
-		c.violate("I5", s, pod.name(), c.near(pod, ancestries), "is pod %d of its cohort in NodeGroup %q, which may have %d", sitting, group, most)
-	}
+	return sitting, most
 }
 
 // stays reports whether a node was in a group all the time.

@@ -345,6 +345,14 @@ func TestCheckDetectsEachViolation(t *testing.T) {
 			r.bind("1", "node-a")
 			r.bind("2", "node-b")
 		}, ""},
+		"the node left a group with a range a moment before": {func(r *run) {
+			r.policy(2, ranges("a", "1", "b", "1"))
+			r.set("1", func(*Pod) {})
+			r.h.Put(r.tick(time.Minute), Node{Name: "node-a"})
+			pod := r.pods["1"]
+			pod.Node = "node-a"
+			r.h.Put(r.tick(time.Second), pod)
+		}, ""},
 		"a range is filled beyond its max": {func(r *run) {
 			r.policy(2, ranges("a", "1", "b", "1"))
 			r.bind("1", "node-a")

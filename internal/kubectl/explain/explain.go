@@ -55,7 +55,7 @@ func Explain(o *Observed) Explanation {
 		e.Facts = append(e.Facts, Fact{"Override", text})
 	}
 	if class := o.Pod.Labels[gm.CapacityClassLabel]; class != "" {
-		e.Facts = append(e.Facts, Fact{"Class", class + ": " + o.Pod.Annotations[gm.CapacityReasonAnnotation]})
+		e.Facts = append(e.Facts, Fact{"Class", strings.TrimSuffix(class+": "+o.Pod.Annotations[gm.CapacityReasonAnnotation], ": ")})
 	}
 	if text := o.podGroup(); text != "" {
 		e.Facts = append(e.Facts, Fact{"PodGroup", text})

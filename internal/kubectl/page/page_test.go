@@ -37,7 +37,7 @@ func ownedBy(name, kind, owner string) metav1.ObjectMeta {
 func TestPicture(t *testing.T) {
 	cutOff := connectivity.Record{State: connectivity.Delegated, Reason: connectivity.ReasonDelegated, Since: time.Unix(1_800_000_000, 0)}
 	o := &Observed{
-		Groups: gm.NodeGroupList{Items: []gm.NodeGroup{{ObjectMeta: metav1.ObjectMeta{Name: "left"}}}},
+		Groups: gm.NodeGroupList{Items: []gm.NodeGroup{{ObjectMeta: metav1.ObjectMeta{Name: "left"}, Status: gm.NodeGroupStatus{Total: 2, Ready: 1}}}},
 		Nodes: corev1.NodeList{Items: []corev1.Node{
 			{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{gm.NodeGroupLabel: "left"}}, Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}}},
 			{ObjectMeta: metav1.ObjectMeta{Name: "far", Labels: map[string]string{gm.NodeGroupLabel: "left"}, Annotations: map[string]string{connectivity.Annotation: cutOff.String()}}},

@@ -45,8 +45,8 @@ type Observed struct {
 
 type group struct {
 	Name  string `json:"name"`
-	Nodes int    `json:"nodes"`
-	Ready int    `json:"ready"`
+	Nodes int32  `json:"nodes"`
+	Ready int32  `json:"ready"`
 }
 
 type workload struct {
@@ -105,21 +105,14 @@ func Of(o *Observed) (Picture, error) {
 	p := Picture{}
 	parts := map[string]any{"unread": o.Unread, "away": o.Away, "reading": o.Reading}
 	nodes := map[string]*corev1.Node{}
-	groups := map[string]*group{}
 	for i := range o.Groups.Items {
-		g := &group{Name: o.Groups.Items[i].Name}
-		groups[g.Name], parts["group/"+g.Name] = g, g
+		g := &o.Groups.Items[i]
+		parts["group/"+g.Name] = group{g.Name, g.Status.Total, g.Status.Ready}
 	}
 	for i := range o.Nodes.Items {
 		n := &o.Nodes.Items[i]
 		nodes[n.Name] = n
 		parts["node/"+n.Name] = nodeOf(n)
-		if g := groups[n.Labels[gm.NodeGroupLabel]]; g != nil {
-			g.Nodes++
-			if connectivity.IsReady(n) {
-				g.Ready++
-			}
-		}
 	}
 	for i := range o.PodGroups.Items {
 		g := &o.PodGroups.Items[i]
