@@ -150,7 +150,7 @@ func TestMigration(t *testing.T) {
 	tier.All(t, "a cluster of its own, and three migrations: two minutes")
 	f := newFixtureOfItsOwn(t, atoll.Options{})
 	for _, location := range []string{"hangzhou", "beijing"} {
-		f.nodes(map[string]string{"location": location, "apps.openyurt.io/nodepool": location}, location+"-0")
+		f.nodes(map[string]string{"location": location}, location+"-0")
 	}
 	pinned := func(location string) func(*appsv1.Deployment) {
 		return func(d *appsv1.Deployment) {
@@ -205,6 +205,8 @@ func TestMigration(t *testing.T) {
 		cleared(f)
 	})
 	f.part("OpenYurt", func(f *fixture) {
+		// The definition of NodePools is Atoll's already: docs/beside.md.
+		f.pools(poolOf("hangzhou", apps.NodePoolSpec{Selector: selects("location", "hangzhou")}), poolOf("beijing", apps.NodePoolSpec{Selector: selects("location", "beijing")}))
 		set := f.foreign("apps.openyurt.io", "v1beta1", "YurtAppSet", "web", map[string]any{"pools": []any{"hangzhou", "beijing"}})
 		for pool, replicas := range want {
 			f.owned(set, "web-"+pool+"-x7k2p", int32(replicas), func(d *appsv1.Deployment) {
