@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
 	"github.com/atoll-k8s/atoll/internal/kubectl/read"
@@ -47,6 +48,11 @@ func New(streams genericiooptions.IOStreams) *cobra.Command {
 	root.SetOut(streams.Out)
 	root.SetErr(streams.ErrOut)
 	s.config.AddFlags(root.PersistentFlags())
+	warnings := rest.NewWarningWriter(streams.ErrOut, rest.WarningWriterOptions{Deduplicate: true})
+	s.config.WrapConfigFn = func(c *rest.Config) *rest.Config {
+		c.WarningHandler = warnings
+		return c
+	}
 	root.PersistentFlags().StringVarP(&s.output, "output", "o", "", "json, yaml or wide; by default text for people, which has all that there is: wide is the same")
 	root.AddCommand(s.doctor(), s.explain(), s.plan(), s.pool(), s.status(), s.top(), s.tree(), s.ui())
 	return root

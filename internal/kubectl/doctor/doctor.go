@@ -241,7 +241,8 @@ func (o *Observed) leader() Check {
 		c.fault(command, "no replica of atoll-manager leads, so nothing is decided: %s", problem)
 		return c
 	}
-	return c.unless("%s leads", *o.Leader.Spec.HolderIdentity)
+	leader, _, _ := strings.Cut(*o.Leader.Spec.HolderIdentity, "_")
+	return c.unless("%s leads", leader)
 }
 
 func (o *Observed) webhooks() Check {

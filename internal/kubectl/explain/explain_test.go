@@ -229,7 +229,7 @@ func reader(t *testing.T, objects ...client.Object) *read.Reader {
 
 // TestNearest: a name that is wrong by one or two letters is recognized, and no other one.
 func TestNearest(t *testing.T) {
-	for name, want := range map[string]string{"shop": "shop", "shopp": "shop", "shpo": "shop", "hsop": "shop", "sho": "shop", "bakery": "", "": ""} {
+	for name, want := range map[string]string{"shop": "shop", "shopp": "shop", "shpo": "shop", "hsop": "shop", "sho": "shop", "off": "office", "bakery": "", "": ""} {
 		if got := nearest(name, []string{"office", "shop"}); got != want {
 			t.Errorf("%q is taken for %q, want %q", name, got, want)
 		}

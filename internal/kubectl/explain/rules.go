@@ -2,6 +2,7 @@ package explain
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
@@ -26,9 +27,13 @@ func othersOf(rule *gm.RuleWithNodeGroup) string {
 	return strings.Join(parts, "; ")
 }
 
-// nearest returns the name that differs from another one by two letters at most, "" if none does.
+// nearest returns the name that differs from another one by two letters at most, or else the only one
+// that begins with it; "" if there is none.
 func nearest(name string, have []string) string {
 	best, least := "", 3
+	if longer := slices.DeleteFunc(slices.Clone(have), func(other string) bool { return !strings.HasPrefix(other, name) }); name != "" && len(longer) == 1 {
+		best = longer[0]
+	}
 	for _, other := range have {
 		if d := distance(name, other); d < least {
 			best, least = other, d
