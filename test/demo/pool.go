@@ -112,6 +112,14 @@ func (s *stage) cutSite(ctx context.Context) error {
 	if err := os.WriteFile(s.sitePeople(), []byte(kubeconfig), 0o600); err != nil {
 		return err
 	}
+	// The namespace is among what the hub that leads uploads for the pool, some seconds after the pods.
+	err = s.until(ctx, "the coordinator has the namespace", func() error {
+		_, err := s.onSite(ctx, "get", "namespace", site)
+		return err
+	})
+	if err != nil {
+		return err
+	}
 	s.journal.add(note, "cutting the links between the pool and the cloud")
 	return s.linkSite(ctx, true)
 }
@@ -125,6 +133,11 @@ func (s *stage) linkSite(ctx context.Context, cut bool) error {
 		}
 	}
 	return nil
+}
+
+// onSite runs kubectl on a node of the pool with people's kubeconfig.
+func (s *stage) onSite(ctx context.Context, args ...string) (string, error) {
+	return s.cluster.RunOn(ctx, siteNodes[0], s.cluster.BinaryPath("kubectl"), append([]string{"--kubeconfig=" + s.sitePeople()}, args...)...)
 }
 
 // playSite runs kubectl on a node of the pool, as people do there.
@@ -144,7 +157,7 @@ func (s *stage) playSite(ctx context.Context) error {
 		{[]string{"delete", "pod", "-n", site, pod}, "Make them at the cloud's API server"},
 	} {
 		s.journal.add(command, "on %s: kubectl --kubeconfig=people.kubeconfig %s", siteNodes[0], strings.Join(one.args, " "))
-		out, err := s.cluster.RunOn(ctx, siteNodes[0], s.cluster.BinaryPath("kubectl"), append([]string{"--kubeconfig=" + s.sitePeople()}, one.args...)...)
+		out, err := s.onSite(ctx, one.args...)
 		if err != nil {
 			out = err.Error()
 		}
