@@ -64,7 +64,9 @@ func Decide(p *Pool, now time.Time) Decision {
 func (p *Pool) next(n *Node, poolSilence time.Duration, now time.Time) (state State, reason string) {
 	state = n.Record.State
 	if !p.HasCoordinator {
-		if state == Direct {
+		// A node that has just come back is Direct, and what was done to it is not undone yet: if it dies now, nobody
+		// else would do that.
+		if state == Direct && n.Record.Since.IsZero() {
 			return Direct, ""
 		}
 		return Released, ReasonReleased

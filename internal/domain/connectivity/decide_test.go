@@ -43,7 +43,7 @@ func (f *facts) pool(now time.Time) *Pool {
 	p := NewPool(grace, ago(f.started))
 	p.HasCoordinator, p.probe, p.heardSince = !f.noCoordinator, ago(f.probe), ago(f.poolHeard)
 	n := &Node{Record: Record{State: f.state}, heard: ago(f.heard), isOutside: f.outside}
-	if f.state != Direct {
+	if f.state != Direct || f.since > 0 {
 		n.Record.Since, n.Record.Reason = ago(f.since), ReasonLost
 	}
 	if f.own {
@@ -151,6 +151,7 @@ func TestDecide(t *testing.T) {
 
 		// No coordinator.
 		"a Direct node without a coordinator":                    {facts{state: Direct, heard: 50, other: 50, noCoordinator: true}, Direct, ""},
+		"a node that has just come back, without a coordinator":  {facts{state: Direct, since: 5, heard: 4, own: true, noCoordinator: true}, Released, ReasonReleased},
 		"a forwarded node without a coordinator":                 {facts{state: Direct, heard: 1, run: 90, noCoordinator: true}, Direct, ""},
 		"a Delegated node without a coordinator":                 {facts{state: Delegated, heard: 1, run: 90, noCoordinator: true}, Released, ReasonReleased},
 		"an Unobserved node without a coordinator":               {facts{state: Unobserved, since: 60, heard: 60, noCoordinator: true}, Released, ReasonReleased},

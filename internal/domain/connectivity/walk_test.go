@@ -31,6 +31,8 @@ type modelNode struct {
 	// first and last are since the first and the last heartbeat through the pool, if the last one was of those.
 	first, last int
 	runs        bool
+	// settles: it was in another state than Direct; what was done to it is never undone in this test.
+	settles bool
 }
 
 const never = 1 << 30
@@ -85,7 +87,7 @@ func (m *model) decide() {
 	silentPool := min(m.heard, m.pulse) >= 25
 	for _, n := range m.nodes {
 		if next := m.next(n, silentPool); next != n.state {
-			n.state, n.in, n.own = next, 0, n.own && n.quiet == 0
+			n.state, n.in, n.own, n.settles = next, 0, n.own && n.quiet == 0, true
 		}
 	}
 }
@@ -96,7 +98,7 @@ func (m *model) next(node *modelNode, silentPool bool) State {
 		n.state = Direct
 	}
 	switch {
-	case !m.hasCoordinator && n.state == Direct:
+	case !m.hasCoordinator && n.state == Direct && !n.settles:
 		return Direct
 	case !m.hasCoordinator:
 		return Released
