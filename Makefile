@@ -210,7 +210,7 @@ e2e-hub: devcluster-bin $(GOTESTSUM) ## Run the tests of the hub on a real contr
 .PHONY: e2e-nodes
 e2e-nodes: devcluster-bin $(GOTESTSUM) ## Run the end-to-end tests on real nodes, where they can run: Linux, root, TUN devices, a C compiler.
 	@mkdir -p dist/test
-	cd test && $(call gotest,e2e-nodes) $(QUICK) $(UNCACHED) -parallel 3 -timeout 30m $(SHORT) $(TESTFLAGS) ./nodes
+	cd test && $(call gotest,e2e-nodes) $(QUICK) $(UNCACHED) -parallel 3 -timeout 60m $(SHORT) $(TESTFLAGS) ./nodes
 
 .PHONY: ui-test
 ui-test: devcluster-bin $(GOTESTSUM) ## Drive the page of kubectl atoll ui in Debian's chromium, where there is one; screenshots go to dist/ui.
