@@ -16,6 +16,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/connectivity"
 	"github.com/atoll-k8s/atoll/internal/domain/override"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/kubectl/read"
 )
 
 // Explanation is the answer about one pod, and what -o json and -o yaml print.
@@ -407,7 +408,7 @@ func count(names []string) string {
 
 // notReady finds why a pod on a node does not run, or is not Ready; nil if it is.
 func (o *Observed) notReady() *Obstacle {
-	if isReady(o.Pod) {
+	if read.IsReady(o.Pod) {
 		return nil
 	}
 	if o.Node != nil && !connectivity.IsReady(o.Node) {

@@ -55,7 +55,7 @@ func OfWorkload(ctx context.Context, r *read.Reader, workload *metav1.PartialObj
 	var causes []*corev1.Pod // one pod for each
 	for i := range pods {
 		pod := &pods[i]
-		if isReady(pod) {
+		if read.IsReady(pod) {
 			ready++
 			continue
 		}
@@ -131,10 +131,6 @@ func (o *Observed) overridePolicy() string {
 		}
 	}
 	return fmt.Sprintf("OverridePolicy %s: rules for %s", o.Override.Name, strings.Join(groups, ", "))
-}
-
-func isReady(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue })
 }
 
 // looks tells pods apart that may wait for different things.

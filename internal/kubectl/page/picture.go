@@ -19,6 +19,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
 	"github.com/atoll-k8s/atoll/internal/domain/connectivity"
+	"github.com/atoll-k8s/atoll/internal/kubectl/read"
 )
 
 // Picture is what the page shows, in parts: each NodeGroup, workload, node and PodGroup is one, so that
@@ -252,7 +253,6 @@ func isHeld(p *corev1.Pod) bool {
 }
 
 func stateOf(p *corev1.Pod, on *corev1.Node) string {
-	ready := slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue })
 	switch {
 	case p.DeletionTimestamp != nil:
 		return stateLeaving
@@ -262,7 +262,7 @@ func stateOf(p *corev1.Pod, on *corev1.Node) string {
 		return stateWaiting
 	case on != nil && isCutOff(connectivity.Parse(on.Annotations[connectivity.Annotation]).State):
 		return stateCutOff
-	case ready:
+	case read.IsReady(p):
 		return stateReady
 	}
 	return stateUnready

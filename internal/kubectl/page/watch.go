@@ -4,14 +4,12 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
-	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -50,7 +48,7 @@ type watcher struct {
 func Watch(ctx context.Context, config *rest.Config, r *read.Reader, namespace string, feed *Feed) error {
 	w := &watcher{
 		reader: r, dirty: make(chan struct{}, 1), away: make(chan string), observed: Observed{Reading: true},
-		replicaSets: metadataOf(appsv1.SchemeGroupVersion, "ReplicaSet"), jobs: metadataOf(batchv1.SchemeGroupVersion, "Job"),
+		replicaSets: read.MetadataOf("apps/v1", "ReplicaSetList"), jobs: read.MetadataOf("batch/v1", "JobList"),
 	}
 	scheme, err := read.Scheme()
 	if err != nil {
@@ -190,15 +188,8 @@ func (w *watcher) ping(ctx context.Context, config *rest.Config) {
 	}
 }
 
-func metadataOf(of schema.GroupVersion, kind string) *metav1.PartialObjectMetadataList {
-	list := &metav1.PartialObjectMetadataList{}
-	list.SetGroupVersionKind(of.WithKind(kind + "List"))
-	return list
-}
-
 func objectOf(list *metav1.PartialObjectMetadataList) *metav1.PartialObjectMetadata {
 	object := &metav1.PartialObjectMetadata{}
-	kind := list.GroupVersionKind()
-	object.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind[:len(kind.Kind)-len("List")]))
+	object.APIVersion, object.Kind = list.APIVersion, strings.TrimSuffix(list.Kind, "List")
 	return object
 }

@@ -2,6 +2,7 @@ package read
 
 import (
 	"context"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,9 +21,9 @@ func (r *Reader) PodsOf(ctx context.Context, workload *metav1.PartialObjectMetad
 		return nil, err
 	}
 	var between []metav1.PartialObjectMetadata
-	lists := []*metav1.PartialObjectMetadataList{metadataOf("apps/v1", "ReplicaSetList"), metadataOf("batch/v1", "JobList")}
+	lists := []*metav1.PartialObjectMetadataList{MetadataOf("apps/v1", "ReplicaSetList"), MetadataOf("batch/v1", "JobList")}
 	if workload.Kind == "UnitedDeployment" {
-		lists = append(lists, metadataOf("apps/v1", "DeploymentList"), metadataOf("apps/v1", "StatefulSetList"), metadataOf("apps/v1", "DaemonSetList"))
+		lists = append(lists, MetadataOf("apps/v1", "DeploymentList"), MetadataOf("apps/v1", "StatefulSetList"), MetadataOf("apps/v1", "DaemonSetList"))
 	}
 	for _, list := range lists {
 		if err := r.List(ctx, list, client.InNamespace(workload.Namespace)); err != nil {
@@ -51,6 +52,12 @@ func (r *Reader) PodsOf(ctx context.Context, workload *metav1.PartialObjectMetad
 	return pods, nil
 }
 
-func metadataOf(version, kind string) *metav1.PartialObjectMetadataList {
+// IsReady reports whether the condition Ready of a pod is True.
+func IsReady(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue })
+}
+
+// MetadataOf returns an empty list of the metadata of a kind, such as "apps/v1", "ReplicaSetList".
+func MetadataOf(version, kind string) *metav1.PartialObjectMetadataList {
 	return &metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{APIVersion: version, Kind: kind}}
 }

@@ -47,10 +47,8 @@ func Of(ctx context.Context, r *read.Reader, workload *metav1.PartialObjectMetad
 // add adds a pod, and the branches on its way.
 func (b *Branch) add(pod *corev1.Pod) {
 	ready := 0
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
-			ready = 1
-		}
+	if read.IsReady(pod) {
+		ready = 1
 	}
 	revision := ownership.Revision(pod.Labels, "")
 	group, node := pod.Labels[gm.NodeGroupLabel], pod.Spec.NodeName
