@@ -180,9 +180,10 @@ image-check: ## Build the image and run its programs from its content, in an emp
 ##@ Parts of test and test-all
 
 .PHONY: unit
-unit: $(GOTESTSUM) ## Run the tests of the root module.
+unit: $(GOTESTSUM) ## Run the tests of the root module, and of kubectl-atoll.
 	@mkdir -p dist/test
 	$(race-env) $(call gotest,unit) $(QUICK) $(RACE) -timeout 15m $(SHORT) $(TESTFLAGS) ./...
+	cd cmd/kubectl-atoll && $(call gotest,kubectl) $(QUICK) $(SHORT) $(TESTFLAGS) ./...
 
 .PHONY: race-build
 race-build: ## Compile, but do not link, the tests of unit and devcluster-test.

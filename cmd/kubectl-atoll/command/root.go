@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
@@ -72,7 +73,7 @@ func (s *shared) reader() (*read.Reader, string, error) {
 	return r, namespace, err
 }
 
-// print prints a value as -o says; text prints it for people.
+// print prints a value as -o says; text prints it for people, on a terminal with lines that fit it.
 func (s *shared) print(value any, text func(io.Writer) error) error {
 	switch s.output {
 	case "json":
@@ -88,7 +89,16 @@ func (s *shared) print(value any, text func(io.Writer) error) error {
 		_, err = s.Out.Write(data)
 		return err
 	}
-	return text(s.Out)
+	width := columns(s.Out)
+	if width == 0 {
+		return text(s.Out)
+	}
+	var whole strings.Builder
+	if err := text(&whole); err != nil {
+		return err
+	}
+	_, err := io.WriteString(s.Out, wrap(whole.String(), width))
+	return err
 }
 
 // exitCode is an error that only sets the exit code.

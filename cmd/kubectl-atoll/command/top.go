@@ -39,7 +39,7 @@ func writeTop(w io.Writer, t *top.Top) error {
 	table := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "NODEGROUP\tNODES\tWANTED\tPODS\tREADY\tCPU\tMEMORY")
 	use := func(u *top.Use) string {
-		return fmt.Sprintf("%s of %s (%d %%)", u.Requests.String(), u.Allocatable.String(), u.Percent())
+		return fmt.Sprintf("%s/%s (%d%%)", u.Requests.String(), u.Allocatable.String(), u.Percent())
 	}
 	for i := range t.Groups {
 		g := &t.Groups[i]

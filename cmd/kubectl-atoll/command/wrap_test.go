@@ -1,0 +1,35 @@
+package command
+
+import (
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+)
+
+// TestWrapLosesNothing: every word is there, in order; no line is longer than the terminal but for one word; a command
+// is one line.
+func TestWrapLosesNothing(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		word := rapid.StringMatching(`[a-zé›:"]{1,30}`)
+		line := rapid.Custom(func(t *rapid.T) string {
+			start := rapid.SampledFrom([]string{"", "  ", "! ", "  ! ", "  Policy    ", "? Rights         ", "  kubectl get ", "│  └─ Pod "}).Draw(t, "start")
+			return start + strings.Join(rapid.SliceOfN(word, 0, 40).Draw(t, "words"), " ")
+		})
+		text := strings.Join(rapid.SliceOfN(line, 0, 5).Draw(t, "lines"), "\n")
+		width := rapid.IntRange(1, 120).Draw(t, "width")
+		wrapped := wrap(text, width)
+		if diff := cmp.Diff(strings.Fields(text), strings.Fields(wrapped)); diff != "" {
+			t.Fatal(diff)
+		}
+		for line := range strings.Lines(wrapped) {
+			line = strings.TrimRight(line, " \n")
+			words := strings.Fields(line)
+			if utf8.RuneCountInString(line) > width && len(words) > 1 && !wholeLine.MatchString(line) && lineHead.FindString(line)+words[len(words)-1] != line {
+				t.Fatalf("at %d columns: %q", width, line)
+			}
+		}
+	})
+}
