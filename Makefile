@@ -17,6 +17,9 @@ CODE_MODULES := $(filter-out hack/tools hack/golangci,$(MODULES))
 # The race detector needs a C compiler. RACE= turns it off.
 RACE ?= $(shell unset CGO_ENABLED; if [ "$$(go env CGO_ENABLED)" = 1 ] && command -v "$$(go env CC)" >/dev/null; then echo -race; fi)
 race-env = $(if $(RACE),CGO_ENABLED=1)
+# The version of Kubernetes on which tests, demo, up, soak and bench run: 1.36, 1.35 or 1.34.
+KUBERNETES ?=
+export ATOLL_KUBERNETES ?= $(KUBERNETES)
 # More flags for go test: make test TESTFLAGS='-run TestWalls -v'.
 TESTFLAGS ?=
 # The flag that leaves the tests of internal/testing/tier to make test-all. make test sets it
@@ -109,7 +112,7 @@ demo: kubectl-atoll ## Show the example on a cluster of simulated nodes; SCENE=r
 	cd test && go run $(DEMO_PKG) $(ARGS)
 
 .PHONY: up
-up: kubectl-atoll ## Start a cluster with Atoll to try things on; it runs until make down. ARGS=-form=Isolated selects another form, ARGS=-real-nodes=3 nodes with containers.
+up: kubectl-atoll ## Start a cluster with Atoll to try things on; it runs until make down. ARGS=-form=Isolated selects another form, ARGS=-kubernetes=1.34 another version, ARGS=-real-nodes=3 nodes with containers.
 	cd test && go run ./playground $(ARGS)
 
 .PHONY: down

@@ -53,7 +53,7 @@ func Start(ctx context.Context, options Options) (*Cluster, error) {
 	} else if len(swept) > 0 {
 		fmt.Fprintln(options.Log, "devcluster: cleared leftovers of earlier runs:", swept)
 	}
-	set, err := binaries.Ensure(ctx, options.Log)
+	set, err := binaries.Ensure(ctx, options.Kubernetes, options.Log)
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +62,7 @@ func Start(ctx context.Context, options Options) (*Cluster, error) {
 		if err := RealNodesMissing(); err != nil {
 			return nil, err
 		}
-		if nodes, err = binaries.EnsureNodes(ctx, options.Log); err != nil {
+		if nodes, err = binaries.EnsureNodes(ctx, options.Kubernetes, options.Log); err != nil {
 			return nil, err
 		}
 	}
@@ -96,7 +96,7 @@ func create(ctx context.Context, options Options, set, nodes binaries.Set) (*Clu
 		return nil, err
 	}
 	r := record{
-		Name: options.Name, Dir: options.Dir, KeepDir: options.KeepDir,
+		Name: options.Name, Kubernetes: options.Kubernetes, Dir: options.Dir, KeepDir: options.KeepDir,
 		Persistent: options.Persistent, Owner: owner, Created: time.Now(), BinDir: set.Dir, NodesDir: nodes.Dir,
 	}
 	for _, port := range []*int{&r.APIServerPort, &r.EtcdPort, &r.EtcdPeerPort} {
@@ -298,6 +298,9 @@ func (c *Cluster) AdminConfig() *rest.Config { return rest.CopyConfig(c.config) 
 
 // KubeconfigPath returns the administrator's kubeconfig.
 func (c *Cluster) KubeconfigPath() string { return c.kubeconfigPath("kubernetes-admin") }
+
+// KubernetesVersion returns the cluster's version of Kubernetes, for example v1.36.3.
+func (c *Cluster) KubernetesVersion() string { return c.record.Kubernetes }
 
 // BinaryPath returns the path of a program of the cluster's version, for
 // example "kubectl".

@@ -117,7 +117,7 @@ func TestLeftoversOfRealNodesAreCleared(t *testing.T) {
 // the binaries of the shared one.
 func isolate(t *testing.T) {
 	t.Helper()
-	set, err := binaries.Ensure(t.Context(), t.Output())
+	set, err := binaries.Ensure(t.Context(), binaries.KubernetesVersions[0], t.Output())
 	if err != nil {
 		t.Fatal(err)
 	}

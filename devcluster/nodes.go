@@ -105,7 +105,7 @@ func (c *Cluster) AddNodes(ctx context.Context, specs ...NodeSpec) error {
 		if err != nil {
 			return err
 		}
-		makeSimulated(node)
+		c.makeSimulated(node)
 		nodes = append(nodes, node)
 	}
 	err := forEach(ctx, createWorkers, nodes, func(ctx context.Context, node *corev1.Node) error {
@@ -161,7 +161,7 @@ func (c *Cluster) newNode(spec NodeSpec) (*corev1.Node, error) {
 
 // makeSimulated fills in the status that a kubelet would report, so that kwok only has to
 // renew the Lease.
-func makeSimulated(node *corev1.Node) {
+func (c *Cluster) makeSimulated(node *corev1.Node) {
 	node.Annotations[simulatedAnnotation] = simulatedValue
 	labels := map[string]string{
 		corev1.LabelArchStable: "amd64",
@@ -188,7 +188,7 @@ func makeSimulated(node *corev1.Node) {
 	}
 	node.Status.NodeInfo = corev1.NodeSystemInfo{
 		Architecture: "amd64", OperatingSystem: "linux",
-		KubeletVersion:          binaries.KubernetesVersion,
+		KubeletVersion:          c.KubernetesVersion(),
 		ContainerRuntimeVersion: "kwok://" + binaries.KwokVersion,
 		OSImage:                 "simulated", KernelVersion: "simulated",
 	}

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"time"
+
+	"github.com/atoll-k8s/atoll/devcluster/binaries"
 )
 
 // Names of the components, for [Cluster.Kill] and similar methods, and for
@@ -39,6 +41,10 @@ type Options struct {
 	// Name of the cluster: a DNS label of at most 40 characters. Unset means a random
 	// one. Several clusters can run at the same time under different names.
 	Name string
+	// Kubernetes is the version of the cluster, one of [binaries.KubernetesVersions], or its
+	// minor version, such as 1.35. Unset means that of [binaries.KubernetesEnv], or else the
+	// newest.
+	Kubernetes string
 	// Dir is the directory of the cluster's data, certificates and logs. It must be empty
 	// or not exist yet. Unset means a directory in the cache.
 	Dir string
@@ -91,6 +97,11 @@ func (o *Options) setDefaults() error {
 	if len(o.Name) > maxNameLength || !namePattern.MatchString(o.Name) {
 		return fmt.Errorf("checking the name of the cluster: %q is not a DNS label of at most %d characters", o.Name, maxNameLength)
 	}
+	version, err := binaries.FindKubernetes(o.Kubernetes)
+	if err != nil {
+		return err
+	}
+	o.Kubernetes = version
 	if o.Log == nil {
 		o.Log = io.Discard
 	}

@@ -122,7 +122,7 @@ func (c *Cluster) stock(ctx context.Context, n *realNode, spec *RealNodeSpec, le
 	if wanted == nil {
 		return nil, nil
 	}
-	set, err := binaries.EnsureClients(ctx, c.options.Log)
+	set, err := binaries.EnsureClients(ctx, c.KubernetesVersion(), c.options.Log)
 	if err != nil {
 		return nil, err
 	}

@@ -35,6 +35,7 @@ const keptLifetime = 7 * 24 * time.Hour
 // and NodesDir are added once they are known.
 type record struct {
 	Name       string           `json:"name"`
+	Kubernetes string           `json:"kubernetes"`
 	Dir        string           `json:"dir"`
 	KeepDir    bool             `json:"keepDir,omitempty"`
 	Persistent bool             `json:"persistent,omitempty"`

@@ -12,7 +12,6 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"github.com/atoll-k8s/atoll/devcluster"
-	"github.com/atoll-k8s/atoll/devcluster/binaries"
 	"github.com/atoll-k8s/atoll/devcluster/images"
 )
 
@@ -51,7 +50,7 @@ func LoadCoordinator(ctx context.Context, c *devcluster.Cluster, log io.Writer, 
 	named := map[string][]v1.Image{}
 	for name, path := range map[string][2]string{
 		coordinatorImage: {"/" + Coordinator, program}, etcdImage: {"/usr/local/bin/etcd", c.BinaryPath("etcd")},
-		serverImage + ":" + binaries.KubernetesVersion: {"/usr/local/bin/kube-apiserver", c.BinaryPath("kube-apiserver")},
+		serverImage + ":" + c.KubernetesVersion(): {"/usr/local/bin/kube-apiserver", c.BinaryPath("kube-apiserver")},
 	} {
 		image, err := images.New(images.Spec{Programs: map[string]string{path[0]: path[1]}, Entrypoint: path[:1], Architecture: runtime.GOARCH, Fast: true})
 		if err != nil {

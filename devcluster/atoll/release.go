@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -15,10 +16,10 @@ import (
 	"helm.sh/helm/v3/pkg/action"
 	"helm.sh/helm/v3/pkg/chart"
 	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 
 	"github.com/atoll-k8s/atoll/devcluster"
-	"github.com/atoll-k8s/atoll/devcluster/binaries"
 	"github.com/atoll-k8s/atoll/devcluster/images"
 )
 
@@ -91,8 +92,8 @@ func NewRelease(ctx context.Context, c *devcluster.Cluster, source string, log i
 	tag := digest.Hex[:12]
 	tar := filepath.Join(c.Dir(), "bin", "atoll-manager-"+tag+".tar")
 	if err := images.Save(tar, map[string][]v1.Image{
-		"devcluster.local/atoll-manager:" + tag:                        {image},
-		"registry.k8s.io/kube-scheduler:" + binaries.KubernetesVersion: {scheduler}, // as the chart names it
+		"devcluster.local/atoll-manager:" + tag:                   {image},
+		"registry.k8s.io/kube-scheduler:" + c.KubernetesVersion(): {scheduler}, // as the chart names it
 	}); err != nil {
 		return nil, err
 	}
@@ -100,7 +101,10 @@ func NewRelease(ctx context.Context, c *devcluster.Cluster, source string, log i
 	if err := c.LoadImages(ctx, tar, nodes...); err != nil {
 		return nil, err
 	}
-	r.values = map[string]any{"image": map[string]any{"registry": "devcluster.local", "repository": "atoll-manager", "tag": tag, "pullPolicy": "Never"}}
+	r.values = map[string]any{
+		"image":     map[string]any{"registry": "devcluster.local", "repository": "atoll-manager", "tag": tag, "pullPolicy": "Never"},
+		"scheduler": map[string]any{"image": map[string]any{"tag": c.KubernetesVersion()}},
+	}
 	flags := genericclioptions.NewConfigFlags(false)
 	kubeconfig, namespace := c.KubeconfigPath(), Namespace
 	flags.KubeConfig, flags.Namespace = &kubeconfig, &namespace
@@ -152,14 +156,7 @@ func (r *Release) Uninstall() error {
 	return nil
 }
 
-// with returns values with those of the image.
+// with returns values with those of the images.
 func (r *Release) with(values map[string]any) map[string]any {
-	all := map[string]any{}
-	for key, value := range values {
-		all[key] = value
-	}
-	for key, value := range r.values {
-		all[key] = value
-	}
-	return all
+	return chartutil.CoalesceTables(maps.Clone(values), r.values) // values have priority, for each key
 }

@@ -6,7 +6,7 @@
 // compiler, once for each set of versions, and kept in the user's cache directory. The module
 // files that pin the versions are embedded here under names that Go does not read as modules, so
 // that importers of devcluster do not get Kubernetes' own dependencies. To move to other
-// versions, change the constants below and run
+// versions, change those below and run
 //
 //	go run ./binaries/refresh
 //
@@ -32,9 +32,8 @@ import (
 	"github.com/atoll-k8s/atoll/devcluster/internal/filelock"
 )
 
-// Versions of the built programs.
+// Versions of the built programs. Those of Kubernetes are in [KubernetesVersions].
 const (
-	KubernetesVersion = "v1.36.3"
 	EtcdVersion       = "v3.6.16"
 	KwokVersion       = "v0.8.0"
 	ContainerdVersion = "v2.4.2"
@@ -56,12 +55,13 @@ const (
 	unusedLifetime = 30 * 24 * time.Hour
 )
 
-//go:embed kubernetes/*.txt kubernetes/hollow-kubelet/*.txt kwok/*.txt kubelet/*.txt containerd/*.txt runc/*.txt cni/*.txt kube-proxy/*.txt coredns/*.txt coredns/coredns/*.txt flannel/*.txt flannel/flanneld/*.txt
+//go:embed kubernetes-*/*.txt kubernetes/*.txt kubernetes/hollow-kubelet/*.txt kwok/*.txt kubelet/*.txt containerd/*.txt runc/*.txt cni/*.txt kube-proxy/*.txt coredns/*.txt coredns/coredns/*.txt flannel/*.txt flannel/flanneld/*.txt
 var moduleFiles embed.FS
 
 // module is a group of binaries built by one run of go build.
 type module struct {
 	name     string // directory of the module's files
+	pins     string // directory of its go.mod and go.sum, if another
 	packages []string
 	ldflags  []string
 	// rename maps the file name that go build chooses to the final one.
@@ -76,66 +76,57 @@ type group struct {
 	modules []module
 }
 
-const versionPackage = "k8s.io/component-base/version."
-
-// kubernetesVersion are the linker's flags for programs of Kubernetes. The values are
-// constant, so that two builds of the same sources are equal.
-var kubernetesVersion = []string{
-	"-X " + versionPackage + "gitVersion=" + KubernetesVersion,
-	"-X " + versionPackage + "gitMajor=1",
-	"-X " + versionPackage + "gitMinor=36",
-	"-X " + versionPackage + "gitCommit=0000000000000000000000000000000000000000",
-	"-X " + versionPackage + "gitTreeState=clean",
-	"-X " + versionPackage + "buildDate=1970-01-01T00:00:00Z",
-}
-
 // controlPlane is what [Ensure] builds.
-var controlPlane = group{"Kubernetes " + KubernetesVersion + ", etcd " + EtcdVersion + " and kwok " + KwokVersion, []module{
-	{
-		name: "kubernetes",
-		packages: []string{
-			"k8s.io/kubernetes/cmd/kube-apiserver",
-			"k8s.io/kubernetes/cmd/kube-controller-manager",
-			"k8s.io/kubernetes/cmd/kube-scheduler",
-			"k8s.io/kubernetes/cmd/kubectl",
-			"go.etcd.io/etcd/server/v3",
-			"./hollow-kubelet",
+func controlPlane(kubernetes string) group {
+	return group{"Kubernetes " + kubernetes + ", etcd " + EtcdVersion + " and kwok " + KwokVersion, []module{
+		ofKubernetes(kubernetes, module{name: "kubernetes",
+			packages: []string{
+				"k8s.io/kubernetes/cmd/kube-apiserver",
+				"k8s.io/kubernetes/cmd/kube-controller-manager",
+				"k8s.io/kubernetes/cmd/kube-scheduler",
+				"k8s.io/kubernetes/cmd/kubectl",
+				"go.etcd.io/etcd/server/v3",
+				"./hollow-kubelet",
+			},
+			rename: map[string]string{"server": "etcd", "v3": "etcd"},
+		}),
+		{
+			name:     "kwok",
+			packages: []string{"sigs.k8s.io/kwok/cmd/kwok"},
+			ldflags:  []string{"-X sigs.k8s.io/kwok/pkg/consts.Version=" + strings.TrimPrefix(KwokVersion, "v")},
 		},
-		ldflags: kubernetesVersion,
-		rename:  map[string]string{"server": "etcd", "v3": "etcd"},
-	},
-	{
-		name:     "kwok",
-		packages: []string{"sigs.k8s.io/kwok/cmd/kwok"},
-		ldflags:  []string{"-X sigs.k8s.io/kwok/pkg/consts.Version=" + strings.TrimPrefix(KwokVersion, "v")},
-	},
-}}
+	}}
+}
 
 const containerdPackage = "github.com/containerd/containerd/v2/"
 
 // realNodes is what [EnsureNodes] builds.
-var realNodes = group{"kubelet " + KubernetesVersion + ", containerd " + ContainerdVersion + ", runc " + RuncVersion + " and CNI plugins " + CNIVersion, []module{
-	{name: "kubelet", packages: []string{"k8s.io/kubernetes/cmd/kubelet"}, ldflags: kubernetesVersion},
-	{
-		name:     "containerd",
-		packages: []string{containerdPackage + "cmd/containerd", containerdPackage + "cmd/containerd-shim-runc-v2", containerdPackage + "cmd/ctr"},
-		ldflags:  []string{"-X " + containerdPackage + "version.Version=" + ContainerdVersion},
-	},
-	// Without the tag seccomp, which needs a C library, runc refuses containers with a
-	// seccomp profile: devcluster turns the profile off that a pod may ask for.
-	{name: "runc", packages: []string{"github.com/opencontainers/runc"}, ldflags: []string{"-X main.version=" + strings.TrimPrefix(RuncVersion, "v")}, cgo: true},
-	{name: "cni", packages: []string{
-		"github.com/containernetworking/plugins/plugins/main/ptp", "github.com/containernetworking/plugins/plugins/main/loopback",
-		"github.com/containernetworking/plugins/plugins/ipam/host-local", "github.com/containernetworking/plugins/plugins/meta/portmap",
-	}},
-}}
+func realNodes(kubernetes string) group {
+	return group{"kubelet " + kubernetes + ", containerd " + ContainerdVersion + ", runc " + RuncVersion + " and CNI plugins " + CNIVersion, []module{
+		ofKubernetes(kubernetes, module{name: "kubelet", packages: []string{"k8s.io/kubernetes/cmd/kubelet"}}),
+		{
+			name:     "containerd",
+			packages: []string{containerdPackage + "cmd/containerd", containerdPackage + "cmd/containerd-shim-runc-v2", containerdPackage + "cmd/ctr"},
+			ldflags:  []string{"-X " + containerdPackage + "version.Version=" + ContainerdVersion},
+		},
+		// Without the tag seccomp, which needs a C library, runc refuses containers with a
+		// seccomp profile: devcluster turns the profile off that a pod may ask for.
+		{name: "runc", packages: []string{"github.com/opencontainers/runc"}, ldflags: []string{"-X main.version=" + strings.TrimPrefix(RuncVersion, "v")}, cgo: true},
+		{name: "cni", packages: []string{
+			"github.com/containernetworking/plugins/plugins/main/ptp", "github.com/containernetworking/plugins/plugins/main/loopback",
+			"github.com/containernetworking/plugins/plugins/ipam/host-local", "github.com/containernetworking/plugins/plugins/meta/portmap",
+		}},
+	}}
+}
 
 // nodeClients is what [EnsureClients] builds.
-var nodeClients = group{"kube-proxy " + KubernetesVersion + ", CoreDNS " + CoreDNSVersion + " and flannel " + FlannelVersion, []module{
-	{name: "kube-proxy", packages: []string{"k8s.io/kubernetes/cmd/kube-proxy"}, ldflags: kubernetesVersion},
-	{name: "coredns", packages: []string{"./coredns"}},
-	{name: "flannel", packages: []string{"./flanneld"}},
-}}
+func nodeClients(kubernetes string) group {
+	return group{"kube-proxy " + kubernetes + ", CoreDNS " + CoreDNSVersion + " and flannel " + FlannelVersion, []module{
+		ofKubernetes(kubernetes, module{name: "kube-proxy", packages: []string{"k8s.io/kubernetes/cmd/kube-proxy"}}),
+		{name: "coredns", packages: []string{"./coredns"}},
+		{name: "flannel", packages: []string{"./flanneld"}},
+	}}
+}
 
 // Set is a directory that holds all binaries.
 type Set struct{ Dir string }
@@ -160,19 +151,23 @@ func CacheDir() (string, error) {
 	return filepath.Join(dir, "atoll", "devcluster"), nil
 }
 
-// Ensure returns the set of binaries for this machine. If the cache does not have it,
-// Ensure builds it first, which takes some minutes with an empty Go build cache. Progress
-// is written to log, a line every few seconds. Several processes may call Ensure at once;
-// one of them builds and the others wait.
-func Ensure(ctx context.Context, log io.Writer) (Set, error) { return controlPlane.ensure(ctx, log) }
+// Ensure returns the set of binaries for this machine, with Kubernetes of one of
+// [KubernetesVersions]. If the cache does not have it, Ensure builds it first, which takes some
+// minutes with an empty Go build cache. Progress is written to log, a line every few seconds.
+// Several processes may call Ensure at once; one of them builds and the others wait.
+func Ensure(ctx context.Context, kubernetes string, log io.Writer) (Set, error) {
+	return controlPlane(kubernetes).ensure(ctx, log)
+}
 
 // EnsureNodes is Ensure for the programs of real nodes, which need Linux and a C compiler.
-func EnsureNodes(ctx context.Context, log io.Writer) (Set, error) { return realNodes.ensure(ctx, log) }
+func EnsureNodes(ctx context.Context, kubernetes string, log io.Writer) (Set, error) {
+	return realNodes(kubernetes).ensure(ctx, log)
+}
 
 // EnsureClients is Ensure for the programs of real nodes that devcluster has others for: kube-proxy, CoreDNS and
 // flannel.
-func EnsureClients(ctx context.Context, log io.Writer) (Set, error) {
-	return nodeClients.ensure(ctx, log)
+func EnsureClients(ctx context.Context, kubernetes string, log io.Writer) (Set, error) {
+	return nodeClients(kubernetes).ensure(ctx, log)
 }
 
 func (g group) ensure(ctx context.Context, log io.Writer) (Set, error) {
@@ -278,11 +273,15 @@ func (m module) files(visit func(path string, data []byte) error) error {
 		if err != nil || entry.IsDir() {
 			return err
 		}
+		name := strings.TrimPrefix(path, m.name+"/")
+		if m.pins != "" && (name == "go.mod.txt" || name == "go.sum.txt") {
+			path = m.pins + "/" + name
+		}
 		data, err := moduleFiles.ReadFile(path)
 		if err != nil {
 			return err
 		}
-		return visit(strings.TrimSuffix(strings.TrimPrefix(path, m.name+"/"), ".txt"), data)
+		return visit(strings.TrimSuffix(name, ".txt"), data)
 	})
 	if err != nil {
 		return fmt.Errorf("reading files of module %s: %w", m.name, err)

@@ -2,6 +2,7 @@
 //
 //	make up      # Atoll as the chart installs it, simulated nodes, the examples' groups and pools
 //	make up ARGS=-form=Isolated
+//	make up ARGS=-kubernetes=1.34
 //	make up ARGS=-real-nodes=3    # containers that run, and Atoll in pods: docs/real-nodes.md
 //	make down
 //
@@ -31,6 +32,7 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster"
 	"github.com/atoll-k8s/atoll/devcluster/atoll"
+	"github.com/atoll-k8s/atoll/devcluster/binaries"
 )
 
 // name is the name of the cluster: there is at most one playground on a machine.
@@ -81,6 +83,8 @@ type request struct {
 	form atoll.Form
 	// real is the number of real nodes. 0 means simulated nodes.
 	real int
+	// kubernetes is the version of the cluster.
+	kubernetes string
 	// given has the names of the flags on the command line.
 	given map[string]bool
 }
@@ -89,6 +93,7 @@ func run(ctx context.Context, args []string) error {
 	fs := flag.NewFlagSet("playground", flag.ContinueOnError)
 	form := fs.String("form", string(atoll.Default), "form in which Atoll is installed: Pinned, Isolated or Plain (docs/scheduler.md)")
 	real := fs.Int("real-nodes", 0, fmt.Sprintf("number of real nodes, at most %d, instead of simulated ones; needs Linux, root, TUN devices and a C compiler (docs/real-nodes.md)", maxRealNodes))
+	version := fs.String("kubernetes", "", "version of Kubernetes: "+strings.Join(binaries.KubernetesVersions, ", ")+" or the first two numbers of one (default: that of $"+binaries.KubernetesEnv+", or else the first)")
 	down := fs.Bool("down", false, "stop the playground instead")
 	if err := fs.Parse(args); err != nil {
 		return err
@@ -104,7 +109,11 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	r := request{chosen, *real, map[string]bool{}}
+	asked, err := binaries.FindKubernetes(*version)
+	if err != nil {
+		return err
+	}
+	r := request{chosen, *real, asked, map[string]bool{}}
 	fs.Visit(func(f *flag.Flag) { r.given[f.Name] = true })
 	if r.real < 0 || r.real > maxRealNodes {
 		return fmt.Errorf("-real-nodes=%d: it is a number from 1 to %d, or 0 for simulated nodes", r.real, maxRealNodes)
@@ -128,7 +137,7 @@ func up(ctx context.Context, r request) error {
 		}
 	}
 	cluster, err := devcluster.Start(ctx, devcluster.Options{
-		Name: name, Persistent: true, PodStartDelay: time.Second, Log: os.Stderr, RealNodes: r.real > 0,
+		Name: name, Kubernetes: r.kubernetes, Persistent: true, PodStartDelay: time.Second, Log: os.Stderr, RealNodes: r.real > 0,
 	})
 	if err != nil {
 		return err
@@ -136,7 +145,7 @@ func up(ctx context.Context, r request) error {
 	if err := furnish(ctx, cluster, r); err != nil {
 		return errors.Join(err, cluster.Stop(context.WithoutCancel(ctx)))
 	}
-	fmt.Printf("\nAtoll runs in the form %s, on a cluster of %s.\n", r.form, nodesText(r.real))
+	fmt.Printf("\nAtoll runs in the form %s, on a cluster of %s with Kubernetes %s.\n", r.form, nodesText(r.real), r.kubernetes)
 	return usage(ctx, cluster, r.real)
 }
 
@@ -160,7 +169,10 @@ func usageOfRunning(ctx context.Context, r request) error {
 	if r.given["real-nodes"] && real != r.real {
 		return fmt.Errorf("the playground runs on %s, not on %s: stop it with make down first", nodesText(real), nodesText(r.real))
 	}
-	fmt.Printf("The playground runs already, in the form %s, on %s; make down stops it.\n", form, nodesText(real))
+	if r.given["kubernetes"] && cluster.KubernetesVersion() != r.kubernetes {
+		return fmt.Errorf("the playground runs Kubernetes %s, not %s: stop it with make down first", cluster.KubernetesVersion(), r.kubernetes)
+	}
+	fmt.Printf("The playground runs already, in the form %s, on %s with Kubernetes %s; make down stops it.\n", form, nodesText(real), cluster.KubernetesVersion())
 	return usage(ctx, cluster, real)
 }
 

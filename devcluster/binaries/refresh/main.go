@@ -1,5 +1,5 @@
 // Command refresh rewrites the embedded module files of package binaries for the versions
-// in its constants. Run it in the directory of the devcluster module:
+// that it names. Run it in the directory of the devcluster module:
 //
 //	go run ./binaries/refresh
 //
@@ -26,17 +26,21 @@ const (
 )
 
 func main() {
+	newest, etcd := "k8s.io/kubernetes@"+binaries.KubernetesVersions[0], "go.etcd.io/etcd/server/v3@"+binaries.EtcdVersion
 	err := errors.Join(
-		refresh("kubernetes", "k8s.io/kubernetes@"+binaries.KubernetesVersion, "go.etcd.io/etcd/server/v3@"+binaries.EtcdVersion),
+		refresh("kubernetes", newest, etcd),
 		refresh("kwok", "sigs.k8s.io/kwok@"+binaries.KwokVersion),
-		refresh("kubelet", "k8s.io/kubernetes@"+binaries.KubernetesVersion),
+		refresh("kubelet", newest),
 		refresh("containerd", "github.com/containerd/containerd/v2@"+binaries.ContainerdVersion),
 		refresh("runc", "github.com/opencontainers/runc@"+binaries.RuncVersion),
-		refresh("kube-proxy", "k8s.io/kubernetes@"+binaries.KubernetesVersion),
+		refresh("kube-proxy", newest),
 		refresh("coredns", "github.com/coredns/coredns@"+binaries.CoreDNSVersion),
 		refresh("flannel", "github.com/flannel-io/flannel@"+binaries.FlannelVersion),
 		refresh("cni", "github.com/containernetworking/plugins@"+binaries.CNIVersion),
 	)
+	for _, version := range binaries.KubernetesVersions[1:] {
+		err = errors.Join(err, refreshFrom([]string{"kubernetes", "kubelet", "kube-proxy"}, binaries.Pins(version), "k8s.io/kubernetes@"+version, etcd))
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "refresh:", err)
 		os.Exit(1)
@@ -46,14 +50,20 @@ func main() {
 // refresh tidies the module in a temporary directory, where its files have
 // their real names, and copies go.mod and go.sum back.
 func refresh(name string, requirements ...string) error {
-	source := filepath.Join("binaries", name)
+	return refreshFrom([]string{name}, name, requirements...)
+}
+
+// refreshFrom is refresh for a module that has the sources of several.
+func refreshFrom(sources []string, name string, requirements ...string) error {
 	work, err := os.MkdirTemp("", "devcluster-refresh-")
 	if err != nil {
 		return fmt.Errorf("making a directory for module %s: %w", name, err)
 	}
 	defer os.RemoveAll(work)
-	if err := copySources(source, work); err != nil {
-		return fmt.Errorf("copying module %s: %w", name, err)
+	for _, source := range sources {
+		if err := copySources(filepath.Join("binaries", source), filepath.Join(work, source)); err != nil {
+			return fmt.Errorf("copying module %s: %w", name, err)
+		}
 	}
 	mod := fmt.Sprintf("module %s%s\n\ngo %s\n\n", modulePath, name, goVersion)
 	for _, requirement := range requirements {
@@ -69,12 +79,16 @@ func refresh(name string, requirements ...string) error {
 	if _, err := run(work, "go", "mod", "tidy"); err != nil {
 		return fmt.Errorf("tidying module %s: %w", name, err)
 	}
+	target := filepath.Join("binaries", name)
+	if err := os.MkdirAll(target, 0o755); err != nil {
+		return fmt.Errorf("making the directory of module %s: %w", name, err)
+	}
 	for _, file := range []string{"go.mod", "go.sum"} {
 		data, err := os.ReadFile(filepath.Join(work, file))
 		if err != nil {
 			return fmt.Errorf("reading %s of module %s: %w", file, name, err)
 		}
-		if err := os.WriteFile(filepath.Join(source, file+".txt"), data, 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(target, file+".txt"), data, 0o644); err != nil {
 			return fmt.Errorf("writing %s of module %s: %w", file, name, err)
 		}
 	}

@@ -25,6 +25,7 @@ func newUpCommand(name *string) *cobra.Command {
 		podStartDelay     time.Duration
 		audit             string
 		schedulerConfig   string
+		kubernetes        string
 	)
 	cmd := &cobra.Command{
 		Use:   "up",
@@ -32,7 +33,7 @@ func newUpCommand(name *string) *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			options := devcluster.Options{
-				Name: *name, Persistent: true, Log: cmd.ErrOrStderr(),
+				Name: *name, Kubernetes: kubernetes, Persistent: true, Log: cmd.ErrOrStderr(),
 				PodStartDelay: podStartDelay, AuditLog: devcluster.AuditLevel(audit),
 			}
 			if options.Name == "" {
@@ -57,6 +58,7 @@ func newUpCommand(name *string) *cobra.Command {
 	cmd.Flags().IntVar(&real, "real", 0, "real nodes to add, with containerd and a kubelet each, in one pool; needs Linux, root, TUN devices and a C compiler")
 	cmd.Flags().DurationVar(&podStartDelay, "pod-start-delay", 0, "how long pods on simulated nodes take to become Ready")
 	cmd.Flags().StringVar(&audit, "audit", "", "log writes: Metadata, Request or RequestResponse")
+	cmd.Flags().StringVar(&kubernetes, "kubernetes", "", "version of Kubernetes, such as 1.35 (default: that of $"+binaries.KubernetesEnv+", or else the newest)")
 	cmd.Flags().StringVar(&schedulerConfig, "scheduler-config", "", "file with a KubeSchedulerConfiguration")
 	return cmd
 }
@@ -201,7 +203,11 @@ func newBuildCommand() *cobra.Command {
 		Short: "Build the programs without starting a cluster",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			set, err := binaries.Ensure(cmd.Context(), cmd.ErrOrStderr())
+			kubernetes, err := binaries.FindKubernetes("")
+			if err != nil {
+				return err
+			}
+			set, err := binaries.Ensure(cmd.Context(), kubernetes, cmd.ErrOrStderr())
 			if err != nil {
 				return err
 			}
