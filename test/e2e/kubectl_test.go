@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -12,11 +13,14 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/kubectl/explain"
 )
 
@@ -119,7 +123,7 @@ func TestKubectlAtollExplainsWhatPodsWaitFor(t *testing.T) {
 		{app: "misspelt", policy: "shopp", why: `PropagationPolicy "shopp", which Deployment misspelt requires, is not in namespace`, mends: true},
 		{app: "unknown", policy: "something-else", why: `PropagationPolicy "something-else", which Deployment unknown requires, is not in namespace`, mends: true},
 		{app: "on-cordoned", policy: "cordoned", why: `all nodes of NodeGroup "why-cordoned" are cordoned`, mends: true},
-		{app: "too-large", policy: "shop", why: "Insufficient cpu", modify: func(d *appsv1.Deployment) {
+		{app: "too-large", policy: "shop", why: "The pod requests 10k of cpu; node why-0 has the most, ", modify: func(d *appsv1.Deployment) {
 			d.Spec.Template.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10k")}
 		}},
 		{app: "other-gate", policy: "shop", why: `scheduling gate "example.com/quota" of another program`, modify: func(d *appsv1.Deployment) {
@@ -138,6 +142,9 @@ func TestKubectlAtollExplainsWhatPodsWaitFor(t *testing.T) {
 				if out, stderr, err := admin.atoll("explain", "deployment/"+c.app); err != nil || !strings.Contains(out, c.why) {
 					return fmt.Errorf("of the Deployment it says %s%s, %w", out, stderr, err)
 				}
+				if out, stderr, err := admin.atoll("status"); err != nil || !strings.Contains(out, fmt.Sprintf("kubectl atoll explain deployment/%s -n %s", c.app, f.ns)) {
+					return fmt.Errorf("status says %s%s, %w", out, stderr, err)
+				}
 				if e = admin.explains(c.app); e.Waits == nil {
 					return fmt.Errorf("nothing prevents it: %+v", e)
 				} else if !strings.Contains(e.Waits.Why, c.why) {
@@ -154,6 +161,35 @@ func TestKubectlAtollExplainsWhatPodsWaitFor(t *testing.T) {
 			}
 		})
 	}
+	f.part("a budget that allows no eviction", func(f *fixture) {
+		admin := person{f, admin.program, admin.kubeconfig}
+		f.group("why-a", 1)
+		f.group("why-b", 1)
+		policy := func(a, b int) *gm.PropagationPolicy {
+			p := atOnce(weights("stays", "why-a", a, "why-b", b))
+			p.Namespace = f.ns
+			return p
+		}
+		f.create(policy(3, 1), deployment("stays", 4, "stays"), &policyv1.PodDisruptionBudget{
+			ObjectMeta: metav1.ObjectMeta{Name: "tight"},
+			Spec:       policyv1.PodDisruptionBudgetSpec{MaxUnavailable: new(intstr.IntOrString), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "stays"}}},
+		})
+		f.eventually(patience, "the policy is Satisfied", func() error { return errors.Join(f.allReady("stays", 4), f.reason("stays", gm.ReasonSatisfied)) })
+		f.run("kubectl apply --server-side --force-conflicts -f " + f.file(policy(1, 3)))
+		var w explain.Workload
+		f.eventually(patience, "the budget is named", func() error {
+			out, stderr, err := admin.atoll("explain", "deployment/stays", "-o", "json")
+			if err != nil {
+				return fmt.Errorf("%w: %s", err, stderr)
+			}
+			w = explain.Workload{}
+			if err := json.Unmarshal([]byte(out), &w); err != nil || w.Stays == nil || !strings.Contains(w.Stays.Why, `PodDisruptionBudget "tight" allows no eviction`) {
+				return fmt.Errorf("%w: %s", err, out)
+			}
+			return nil
+		})
+		f.run(w.Stays.Command)
+	})
 	f.part("more than the ranges take", func(f *fixture) {
 		admin := person{f, admin.program, admin.kubeconfig}
 		f.create(deployment("limited", 2, "one-at-most"))
@@ -186,15 +222,15 @@ func TestKubectlAtollShowsWhatAPersonMayRead(t *testing.T) {
 		want []string
 	}{
 		{[]string{"explain", "pod/" + pod.Name}, []string{
-			"Deployment app › ReplicaSet app-", "PropagationPolicy shop: weights seen 1", "seen has 2 of 2", "seen.io/", "OverridePolicy registry, spec.overrideRules[0]",
+			"Deployment app › ReplicaSet app-", "PropagationPolicy shop: weights seen 1", "seen has 2, wants 2", "seen.io/", "OverridePolicy registry, spec.overrideRules[0]",
 			"More could be said: you may not get nodes: no role that is always there has the right; kubectl create clusterrole",
 		}},
-		{[]string{"explain", "deployment/app"}, []string{"PropagationPolicy shop: weights seen 1", "OverridePolicy registry: rules for seen", "seen has 2 of 2", "2 of 2 are Ready"}},
+		{[]string{"explain", "deployment/app"}, []string{"PropagationPolicy shop: weights seen 1", "OverridePolicy registry: rules for seen", "seen has 2, wants 2", "2 of 2 are Ready"}},
 		{[]string{"top", "groups"}, []string{"NODEGROUP", "seen", "you may not list nodes"}},
 		{[]string{"__complete", "explain", "deployment/"}, []string{"deployment/app"}},
 		{[]string{"__complete", "tree", "deploy", "a"}, []string{"app"}},
 		{[]string{"tree", "deployment", "app"}, []string{"Deployment app  2 of 2 pods Ready", "NodeGroup seen  2 of 2", "Node seen-0  2 of 2", "Pod " + pod.Name}},
-		{[]string{"status"}, []string{"PropagationPolicies  1 of 1 good", "OverridePolicies     1 of 1 good", "seen 1 of 1 nodes Ready", "you may not list nodes"}},
+		{[]string{"status"}, []string{"Namespace " + f.ns, "Workloads            1 of 1 good", "PropagationPolicies  1 of 1 good", "OverridePolicies     1 of 1 good", "seen 1 of 1 nodes Ready", "you may not list nodes"}},
 	}
 	for _, c := range checks {
 		f.eventually(patience, strings.Join(c.args, " "), func() error {

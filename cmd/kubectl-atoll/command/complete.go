@@ -4,8 +4,9 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/atoll-k8s/atoll/internal/kubectl/read"
 )
 
 // complete completes TYPE/NAME and TYPE NAME. An error completes nothing.
@@ -29,8 +30,7 @@ func (s *shared) complete(c *cobra.Command, args []string, start string) (found 
 	if err != nil {
 		return nil, directive
 	}
-	list := &metav1.PartialObjectMetadataList{}
-	list.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
+	list := read.MetadataOf(kind.GroupVersion().String(), kind.Kind+"List")
 	if err := r.List(c.Context(), list, client.InNamespace(namespace)); err != nil {
 		return nil, directive
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/atoll-k8s/atoll/internal/kubectl/explain"
@@ -24,11 +25,11 @@ func (s *shared) explain() *cobra.Command {
 
 		ValidArgsFunction: s.complete,
 		RunE: func(c *cobra.Command, args []string) error {
-			resource, name, err := named("explain", args)
+			r, namespace, err := s.reader()
 			if err != nil {
 				return err
 			}
-			r, namespace, err := s.reader()
+			resource, name, err := s.named(c.Context(), r, namespace, "explain", args)
 			if err != nil {
 				return err
 			}
@@ -71,15 +72,38 @@ func (s *shared) explanationOf(ctx context.Context, r *read.Reader, namespace, r
 }
 
 // named reads "TYPE NAME" or "TYPE/NAME".
-func named(verb string, args []string) (resource, name string, err error) {
+func (s *shared) named(ctx context.Context, r *read.Reader, namespace, verb string, args []string) (resource, name string, err error) {
 	if len(args) == 2 {
 		return args[0], args[1], nil
 	}
 	resource, name, ok := strings.Cut(args[0], "/")
-	if !ok {
-		err = fmt.Errorf("want a kind and a name: kubectl atoll %s deployment/%s", verb, args[0])
+	if ok {
+		return resource, name, nil
 	}
-	return resource, name, err
+	if kind, err := s.kindOf(resource); err == nil {
+		return "", "", fmt.Errorf("want a name, too: kubectl atoll %s %s/NAME%s", verb, resource, existing(ctx, r, kind, namespace))
+	}
+	return "", "", fmt.Errorf("want a kind and a name: kubectl atoll %s deployment/%s", verb, resource)
+}
+
+// maxNamed is how many names an error lists.
+const maxNamed = 10
+
+// existing lists objects of a kind, for an error; "" if there is none, or if they cannot be read.
+func existing(ctx context.Context, r *read.Reader, kind schema.GroupVersionKind, namespace string) string {
+	list := read.MetadataOf(kind.GroupVersion().String(), kind.Kind+"List")
+	if err := r.List(ctx, list, client.InNamespace(namespace)); err != nil || len(list.Items) == 0 {
+		return ""
+	}
+	var names []string
+	for i := range list.Items[:min(maxNamed, len(list.Items))] {
+		names = append(names, list.Items[i].Name)
+	}
+	text := fmt.Sprintf("; namespace %s has %s", namespace, strings.Join(names, ", "))
+	if more := len(list.Items) - len(names); more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
 }
 
 // workload reads the metadata of an object whose kind is named as for kubectl.
@@ -97,7 +121,7 @@ func (s *shared) workload(ctx context.Context, r *read.Reader, namespace, resour
 	case len(unread) > 0:
 		return nil, errors.New(unread[0])
 	case !found:
-		return nil, fmt.Errorf("there is no %s %s in namespace %s", kind.Kind, name, namespace)
+		return nil, fmt.Errorf("there is no %s %s in namespace %s%s", kind.Kind, name, namespace, existing(ctx, r, kind, namespace))
 	}
 	workload.SetGroupVersionKind(kind)
 	return workload, nil
@@ -127,6 +151,9 @@ func writeWorkload(out io.Writer, w *explain.Workload) error {
 			fmt.Fprintf(&text, "\n%d pods wait, such as %s", len(waits.Pods), waits.Pods[0])
 		}
 		fmt.Fprintf(&text, ": %s\n  %s\n", waits.Why, waits.Command)
+	}
+	if w.Stays != nil {
+		fmt.Fprintf(&text, "\nIts pods are not divided as the policy wants: %s\n  %s\n", w.Stays.Why, w.Stays.Command)
 	}
 	if w.More > 0 {
 		fmt.Fprintf(&text, "\n%d more are not Ready: kubectl atoll explain pod tells why of each\n", w.More)

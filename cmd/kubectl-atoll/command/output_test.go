@@ -50,7 +50,8 @@ var outputs = map[string]func(io.Writer) error{
 				{Obstacle: explain.Obstacle{Why: "all nodes of NodeGroup \"beijing\" are cordoned", Command: "kubectl uncordon beijing-0"}, Pods: []string{"web-6f7c8d5b9-x5d2z"}},
 				{Obstacle: explain.Obstacle{Why: "a quota forbids more pods", Command: "kubectl -n default describe replicaset web-6f7c8d5b9"}},
 			},
-			More: 3,
+			Stays: &explain.Obstacle{Why: `pods are surplus and stay for now: PodDisruptionBudget "web" allows no eviction`, Command: "kubectl -n default describe pdb web"},
+			More:  3,
 		})
 	},
 	"plan": func(w io.Writer) error {
@@ -69,8 +70,9 @@ var outputs = map[string]func(io.Writer) error{
 	},
 	"plan-nothing": func(w io.Writer) error { _, err := io.WriteString(w, (&plan.Plan{}).Text()); return err },
 	"status": func(w io.Writer) error {
-		return writeStatus(w, &status.Status{Sections: []status.Section{
-			{Name: "PropagationPolicies", Good: 1, Total: 2, Problems: []status.Problem{{Name: "default/new", Why: "atoll-manager has written no status yet: kubectl get pods -A -l app.kubernetes.io/name=atoll-manager"}}},
+		return writeStatus(w, &status.Status{Namespace: "default", Sections: []status.Section{
+			{Name: "Workloads", Good: 1, Total: 2, Problems: []status.Problem{{Name: "default/web", Reason: "PolicyNotFound", Why: "there is no PropagationPolicy shopp", Command: "kubectl atoll explain deployment/web -n default"}}},
+			{Name: "PropagationPolicies", Good: 1, Total: 2, Problems: []status.Problem{{Name: "default/new", Why: "atoll-manager has written no status yet", Command: "kubectl get pods -A -l app.kubernetes.io/name=atoll-manager"}}},
 			{Name: "NodeGroups", Good: 2, Total: 2, Facts: []string{"hangzhou 2 of 2 nodes Ready", "beijing 2 of 3 nodes Ready"}},
 			{Name: "YurtCoordinators", Good: 1, Total: 1, Problems: []status.Problem{{Name: "site", Reason: "OutsidePool", Why: "they do not reach it: beijing-2"}}},
 		}, Unread: []string{noNodes}})
@@ -103,7 +105,7 @@ var outputs = map[string]func(io.Writer) error{
 			Namespace: "atoll-system", Version: "0.1.0", Mode: "Pinned", Kubernetes: "v1.36.3",
 			Checks: []doctor.Check{
 				{Name: "Objects", Faults: []doctor.Fault{{What: "missing: ValidatingAdmissionPolicy atoll-manager-nodes", Command: "helm -n atoll-system get manifest atoll | kubectl apply --server-side --force-conflicts -f -"}}},
-				{Name: "Rights", Good: "24, as they were installed"},
+				{Name: "Rights", Good: "all 24 roles and bindings are as they were installed"},
 				{Name: "Definitions", Faults: []doctor.Fault{{What: `nodepools.apps.openyurt.io is another owner's: its label app.kubernetes.io/part-of is "yurt-manager". Stop that owner before you take the definition over; or, for pools, install with pools.enabled=false (docs/beside.md)`, Command: "kubectl get crd nodepools.apps.openyurt.io -o yaml"}}},
 				{Name: "Nodes"},
 			},

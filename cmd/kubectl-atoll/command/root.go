@@ -54,7 +54,7 @@ func New(streams genericiooptions.IOStreams) *cobra.Command {
 		c.WarningHandler = warnings
 		return c
 	}
-	root.PersistentFlags().StringVarP(&s.output, "output", "o", "", "json, yaml or wide; by default text for people, which has all that there is: wide is the same")
+	root.PersistentFlags().StringVarP(&s.output, "output", "o", "", "json or yaml, for programs; wide is the text for people, as without -o")
 	root.AddCommand(s.doctor(), s.explain(), s.plan(), s.pool(), s.status(), s.top(), s.tree(), s.ui())
 	return root
 }

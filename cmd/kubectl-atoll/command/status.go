@@ -14,7 +14,7 @@ func (s *shared) status() *cobra.Command {
 	all := false
 	c := &cobra.Command{
 		Use:   "status",
-		Short: "How policies, groups, pools, capacity and gangs are doing, and which are not as they should be",
+		Short: "How workloads with policies, policies, groups, pools, capacity and gangs are doing, and which are not as they should be",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, namespace, err := s.reader()
@@ -39,6 +39,9 @@ func (s *shared) status() *cobra.Command {
 
 func writeStatus(w io.Writer, s *status.Status) error {
 	var text strings.Builder
+	if s.Namespace != "" {
+		fmt.Fprintf(&text, "Namespace %s; -A shows all\n", s.Namespace)
+	}
 	for i := range s.Sections {
 		section := &s.Sections[i]
 		fmt.Fprintf(&text, "%-20s %d of %d good\n", section.Name, section.Good, section.Total)
@@ -47,6 +50,9 @@ func writeStatus(w io.Writer, s *status.Status) error {
 		}
 		for _, p := range section.Problems {
 			fmt.Fprintf(&text, "  ! %s  %s\n", strings.TrimSpace(p.Name+"  "+p.Reason), p.Why)
+			if p.Command != "" {
+				fmt.Fprintf(&text, "      %s\n", p.Command)
+			}
 		}
 	}
 	if len(s.Sections) == 0 {

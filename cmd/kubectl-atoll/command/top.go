@@ -15,7 +15,7 @@ func (s *shared) top() *cobra.Command {
 	c := &cobra.Command{Use: "top", Short: "How full NodeGroups are"}
 	c.AddCommand(&cobra.Command{
 		Use:   "groups",
-		Short: "The pods of each NodeGroup that are wanted, there and Ready, and what pods request of its nodes",
+		Short: "The pods of each NodeGroup that are wanted, there and Ready, and what pods request of its nodes, in all namespaces",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, _, err := s.reader()

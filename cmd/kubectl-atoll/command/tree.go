@@ -21,11 +21,11 @@ func (s *shared) tree() *cobra.Command {
 
 		ValidArgsFunction: s.complete,
 		RunE: func(c *cobra.Command, args []string) error {
-			resource, name, err := named("tree", args)
+			r, namespace, err := s.reader()
 			if err != nil {
 				return err
 			}
-			r, namespace, err := s.reader()
+			resource, name, err := s.named(c.Context(), r, namespace, "tree", args)
 			if err != nil {
 				return err
 			}
@@ -75,7 +75,7 @@ func writeBranches(text *strings.Builder, branches []*tree.Branch, indent string
 		}
 		line := fmt.Sprintf("%s%s%s %s", indent, corner, b.Kind, b.Name)
 		if b.Kind != "Pod" {
-			line += fmt.Sprintf("  %d of %d", b.Ready, b.Pods)
+			line += fmt.Sprintf("  %d of %d Ready", b.Ready, b.Pods)
 		} else if b.Note != "" {
 			line += "  " + b.Note
 		}

@@ -89,11 +89,11 @@ func (c *Check) unless(format string, args ...any) Check {
 	return *c
 }
 
-// again is the command that applies once more what was installed; INSTALL.YAML is the file with which
-// that was done, if not by Helm.
+// again is the command that applies once more what was installed: by Helm, or from the file that make manifest
+// writes.
 func (o *Observed) again() string {
 	if o.Release == "" {
-		return "kubectl apply --server-side --force-conflicts -f INSTALL.YAML"
+		return "kubectl apply --server-side --force-conflicts -f dist/install.yaml"
 	}
 	return fmt.Sprintf("helm -n %s get manifest %s | kubectl apply --server-side --force-conflicts -f -", o.Namespace, o.Release)
 }
@@ -136,7 +136,7 @@ func (o *Observed) asInstalled(name string, of func(Object) bool) Check {
 	if seen == 0 {
 		return c
 	}
-	return c.unless("%d, as they were installed", seen)
+	return c.unless("all %d roles and bindings are as they were installed", seen)
 }
 
 func (o *Observed) definitions() Check {
@@ -164,7 +164,7 @@ func (o *Observed) definitions() Check {
 			}
 		}
 	}
-	return c.unless("are Atoll's, and served")
+	return c.unless("the CustomResourceDefinitions are Atoll's, and are served")
 }
 
 // typed returns an object of the installation; nil if it is not there.
@@ -431,7 +431,7 @@ func (o *Observed) clocks() Check {
 	if o.Hidden[&o.Heartbeats] || o.Hidden[&o.Nodes] {
 		return c
 	}
-	return c.unless("none is ahead of that of the API server")
+	return c.unless("no node's clock is ahead of the API server's")
 }
 
 func (o *Observed) node(name string) *corev1.Node {
@@ -469,7 +469,7 @@ func (o *Observed) nodes() Check {
 	if o.Hidden[&o.Nodes] || o.Hidden[&o.Pods] || o.Hidden[&o.Heartbeats] {
 		return c
 	}
-	return c.unless("those that report have seen their pods")
+	return c.unless("every kubelet that sends heartbeats has seen its pods")
 }
 
 // boundAt is when a pod got its node.

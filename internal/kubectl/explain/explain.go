@@ -4,12 +4,15 @@ package explain
 import (
 	"encoding/json"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	podresource "k8s.io/component-helpers/resource"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	scheduling "github.com/atoll-k8s/atoll/api/scheduling/v1beta1"
@@ -46,7 +49,7 @@ type Obstacle struct {
 func Explain(o *Observed) Explanation {
 	e := Explanation{Namespace: o.Pod.Namespace, Pod: o.Pod.Name}
 	for _, f := range []Fact{
-		{"Owner", o.owner()}, {"Policy", o.policy()}, {"Share", o.share()}, {"Group", o.group()}, {"Node", o.node()},
+		{"Owner", o.owner()}, {"Policy", o.policy()}, {"Share", o.share()}, {"Share", o.surplus()}, {"Group", o.group()}, {"Node", o.node()},
 	} {
 		if f.Text != "" {
 			e.Facts = append(e.Facts, f)
@@ -141,12 +144,21 @@ func (o *Observed) share() string {
 		if name == "" {
 			name = "no group"
 		}
-		parts = append(parts, fmt.Sprintf("%s has %d of %d", name, g.Current, g.Desired))
+		parts = append(parts, fmt.Sprintf("%s has %d, wants %d", name, g.Current, g.Desired))
 	}
 	if spread.Waiting > 0 {
-		parts = append(parts, fmt.Sprintf("%d wait", spread.Waiting))
+		parts = append(parts, fmt.Sprintf("%d wait for a node", spread.Waiting))
 	}
-	return strings.Join(parts, ", ")
+	return strings.Join(parts, "; ")
+}
+
+// surplus tells why groups have too many pods of the workload; "" if none has.
+func (o *Observed) surplus() string {
+	spread := o.spread()
+	if spread == nil || !slices.ContainsFunc(spread.Groups, func(g gm.GroupSpread) bool { return g.Surplus > 0 }) {
+		return ""
+	}
+	return spread.Message
 }
 
 func (o *Observed) group() string {
@@ -304,15 +316,15 @@ func (o *Observed) gated() *Obstacle {
 	}
 	if o.Propagation != nil {
 		if c := meta.FindStatusCondition(o.Propagation.Status.Conditions, gm.ConditionReady); c != nil && c.Reason == gm.ReasonInvalid {
-			return o.invalid("propagationpolicy", o.Propagation.Name, c.Message)
+			return o.invalid("PropagationPolicy", o.Propagation.Name, c.Message)
 		}
 	}
 	if o.Override != nil {
 		if _, text, ok := strings.Cut(o.Pod.Annotations[gm.UnassignedAnnotation], " "); ok {
-			return o.invalid("overridepolicy", o.Override.Name, text)
+			return o.invalid("OverridePolicy", o.Override.Name, text)
 		}
 		if c := meta.FindStatusCondition(o.Override.Status.Conditions, gm.ConditionReady); c != nil && c.Status != metav1.ConditionTrue && c.Reason != gm.ReasonConverging {
-			return o.invalid("overridepolicy", o.Override.Name, c.Message)
+			return o.invalid("OverridePolicy", o.Override.Name, c.Message)
 		}
 	}
 	if spread := o.spread(); spread != nil && spread.Message != "" {
@@ -346,7 +358,7 @@ func resource(o *ownership.Object) string {
 }
 
 func (o *Observed) invalid(kind, name, message string) *Obstacle {
-	return &Obstacle{message, fmt.Sprintf("kubectl -n %s edit %s %s", o.Pod.Namespace, kind, name)}
+	return &Obstacle{fmt.Sprintf("%s %s: %s", kind, name, message), fmt.Sprintf("kubectl -n %s edit %s %s", o.Pod.Namespace, strings.ToLower(kind), name)}
 }
 
 // unscheduled finds why kube-scheduler finds no node.
@@ -363,10 +375,42 @@ func (o *Observed) unscheduled() *Obstacle {
 			if name != "" {
 				command = fmt.Sprintf("kubectl describe nodes -l %s=%s", gm.NodeGroupLabel, name)
 			}
-			return &Obstacle{"kube-scheduler: " + c.Message, command}
+			text, _, _ := strings.Cut(c.Message, " no new claims to deallocate")
+			text, _, _ = strings.Cut(text, " preemption: ")
+			return &Obstacle{"kube-scheduler: " + text + o.lacking(text), command}
 		}
 	}
 	return &Obstacle{"kube-scheduler has not placed the pod yet", o.describe()}
+}
+
+var insufficient = regexp.MustCompile(`Insufficient ([^ ,;]+[^ ,;.])`)
+
+// lacking tells how much the pod requests of what kube-scheduler says nodes have too little of, and the most that a
+// node of its group has.
+func (o *Observed) lacking(text string) (all string) {
+	requests := podresource.PodRequests(o.Pod, podresource.PodResourcesOptions{})
+	for _, name := range insufficient.FindAllStringSubmatch(text, -1) {
+		resource := corev1.ResourceName(name[1])
+		requested, is := requests[resource]
+		if !is {
+			continue
+		}
+		part := fmt.Sprintf(" The pod requests %s of %s", requested.String(), resource)
+		if len(o.Members) > 0 {
+			most := slices.MaxFunc(o.Members, func(a, b corev1.Node) int {
+				return a.Status.Allocatable.Name(resource, apiresource.DecimalSI).Cmp(*b.Status.Allocatable.Name(resource, apiresource.DecimalSI))
+			})
+			if has := most.Status.Allocatable.Name(resource, apiresource.DecimalSI); has.IsZero() {
+				part += fmt.Sprintf("; no node of %s has any", o.Pod.Labels[gm.NodeGroupLabel])
+			} else {
+				part += fmt.Sprintf("; node %s has the most, %s", most.Name, has)
+			}
+		}
+		if part += "."; !strings.Contains(all, part) {
+			all += part
+		}
+	}
+	return all
 }
 
 // closed tells why no node of the pod's group takes any pod; nil if one does.

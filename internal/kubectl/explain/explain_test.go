@@ -9,8 +9,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -77,7 +80,7 @@ kubectl -n ns label deployment.apps web groupmanagement.kubeedge.io/required-ove
 			p.Status.Conditions = conditions(metav1.ConditionFalse, gm.ReasonInvalid, "spec.numRange[0].max: less than min")
 		})}, want: `
 Policy: PropagationPolicy shop: weights hangzhou 3, beijing 2
-waits: spec.numRange[0].max: less than min
+waits: PropagationPolicy shop: spec.numRange[0].max: less than min
 kubectl -n ns edit propagationpolicy shop`},
 		"the share is not decided": {requires: [2]string{"shop", ""}, pod: []build.Option{build.Gated()}, objects: []client.Object{policy(func(p *gm.PropagationPolicy) {
 			p.Status.Apps = []gm.WorkloadSpread{{
@@ -86,7 +89,7 @@ kubectl -n ns edit propagationpolicy shop`},
 			}}
 		})}, want: `
 Policy: PropagationPolicy shop: weights hangzhou 3, beijing 2
-Share: beijing has 2 of 2, no group has 1 of 0, 1 wait
+Share: beijing has 2, wants 2; no group has 1, wants 0; 1 wait for a node
 waits: every NodeGroup has its share
 kubectl -n ns describe propagationpolicy shop`},
 		"nobody has decided": {requires: [2]string{"shop", ""}, pod: []build.Option{build.Gated()}, objects: []client.Object{policy(same)}, want: `
@@ -110,11 +113,17 @@ Group: beijing, chosen when the pod was created
 waits: NodeGroup "beijing" does not exist any more
 kubectl get nodegroups`},
 		"no room": {requires: [2]string{"shop", ""}, pod: []build.Option{inGroup, build.With(func(p *corev1.Pod) {
-			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/5 nodes are available"}}
-		})}, objects: []client.Object{policy(same), build.NodeGroup("beijing"), member("nodec")}, want: `
+			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/5 nodes are available: 1 Insufficient cpu, 1 Insufficient example.com/gpu. no new claims to deallocate, preemption: 0/5 nodes are available: 5 Preemption is not helpful for scheduling."}}
+			requests := corev1.ResourceList{corev1.ResourceCPU: apiresource.MustParse("40"), "example.com/gpu": apiresource.MustParse("2")}
+			p.Spec.Containers = []corev1.Container{{Name: "web", Resources: corev1.ResourceRequirements{Requests: requests}}}
+		})}, objects: []client.Object{
+			policy(same), build.NodeGroup("beijing"), member("nodec", build.With(func(n *corev1.Node) {
+				n.Status.Allocatable = corev1.ResourceList{corev1.ResourceCPU: apiresource.MustParse("32")}
+			})), member("noded"),
+		}, want: `
 Policy: PropagationPolicy shop: weights hangzhou 3, beijing 2
 Group: beijing, chosen while the pod was scheduled
-waits: kube-scheduler: 0/5 nodes are available
+waits: kube-scheduler: 0/5 nodes are available: 1 Insufficient cpu, 1 Insufficient example.com/gpu. The pod requests 40 of cpu; node nodec has the most, 32. The pod requests 2 of example.com/gpu; no node of beijing has any.
 kubectl describe nodes -l ` + gm.NodeGroupLabel + `=beijing`},
 		"it does not start": {pod: []build.Option{onNode, unready}, objects: []client.Object{member("nodec", cordoned)}, want: `
 Policy: none: kube-scheduler alone places the pod
@@ -175,6 +184,56 @@ PodGroup: web: at least 3 pods together`},
 			want := "Owner: Deployment web › ReplicaSet web-0" + c.want
 			if diff := cmp.Diff(want, text(&e)); diff != "" {
 				t.Error(diff)
+			}
+		})
+	}
+}
+
+// TestSurplusPodsThatStay: of a workload with more pods in a group than its policy wants, it is said why they stay, and
+// which PodDisruptionBudget allows no eviction.
+func TestSurplusPodsThatStay(t *testing.T) {
+	const why = "pods are surplus and stay for now: a PodDisruptionBudget allows no eviction"
+	budget := func(name, app string, allowed int32) *policyv1.PodDisruptionBudget {
+		return &policyv1.PodDisruptionBudget{
+			ObjectMeta: metav1.ObjectMeta{Namespace: build.Namespace, Name: name},
+			Spec:       policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}},
+			Status:     policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: allowed},
+		}
+	}
+	for name, c := range map[string]struct {
+		reason  string
+		budgets []client.Object
+		want    *Obstacle
+	}{
+		"the budget is named": {gm.ReasonBlockedByPDB, []client.Object{budget("another", "api", 0), budget("loose", "web", 1), budget("tight", "web", 0)}, &Obstacle{
+			`pods are surplus and stay for now: PodDisruptionBudget "tight" allows no eviction`, "kubectl -n ns describe pdb tight",
+		}},
+		"the budget has gone": {gm.ReasonBlockedByPDB, nil, &Obstacle{why, "kubectl -n ns describe propagationpolicy shop"}},
+		"another reason":      {gm.ReasonConverging, []client.Object{budget("tight", "web", 0)}, &Obstacle{why, "kubectl -n ns describe propagationpolicy shop"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			owner := build.Deployment("web", build.Requires("shop", ""))
+			policy := build.PropagationPolicy("shop", build.Weight(1, "beijing"), build.With(func(p *gm.PropagationPolicy) {
+				p.Status.Conditions = []metav1.Condition{{Type: gm.ConditionReady, Status: metav1.ConditionFalse, Reason: c.reason}}
+				p.Status.Apps = []gm.WorkloadSpread{{Ref: gm.WorkloadReference{Kind: "Deployment", Name: "web"}, Message: why, Groups: []gm.GroupSpread{{Name: "beijing", Current: 2, Desired: 1, Surplus: 1}}}}
+			}))
+			pod := build.Pod("web-1", build.OwnedBy(owner), build.Label("app", "web"))
+			r := reader(t, append(c.budgets, owner, policy, pod)...)
+			workload := &metav1.PartialObjectMetadata{ObjectMeta: owner.ObjectMeta}
+			workload.SetGroupVersionKind(schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "Deployment"})
+			w, err := OfWorkload(t.Context(), r, workload)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(c.want, w.Stays); diff != "" {
+				t.Error(diff)
+			}
+			o, err := Observe(t.Context(), r, build.Namespace, "web-1")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if e := Explain(o); !strings.Contains(text(&e), "Share: "+why) {
+				t.Errorf("of the pod it says:\n%s", text(&e))
 			}
 		})
 	}

@@ -8,7 +8,11 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/kubectl/read"
@@ -25,6 +29,8 @@ type Workload struct {
 	Facts     []Fact `json:"facts"`
 	// Waits are the pods that do not run or are not Ready, by what prevents it.
 	Waits []Waiting `json:"waits,omitempty"`
+	// Stays is why groups keep more pods than the policy gives them; nil if none does.
+	Stays *Obstacle `json:"stays,omitempty"`
 	// More counts further pods that are not Ready, of which no cause was looked for.
 	More int `json:"more,omitempty"`
 	// Unread tells which rights are missing to say more.
@@ -89,7 +95,31 @@ func OfWorkload(ctx context.Context, r *read.Reader, workload *metav1.PartialObj
 	if spread := o.spread(); len(pods) == 0 && spread != nil && spread.Message != "" {
 		w.add(&Obstacle{spread.Message, fmt.Sprintf("kubectl -n %s describe propagationpolicy %s", w.Namespace, o.Propagation.Name)}, []string{})
 	}
-	return w, nil
+	if why := o.surplus(); why != "" {
+		w.Stays, err = o.stays(ctx, r, why, pods)
+	}
+	return w, err
+}
+
+// stays tells why surplus pods are not moved, and names the PodDisruptionBudget that allows no eviction.
+func (o *Observed) stays(ctx context.Context, r *read.Reader, why string, pods []corev1.Pod) (*Obstacle, error) {
+	obstacle := &Obstacle{why, fmt.Sprintf("kubectl -n %s describe propagationpolicy %s", o.Pod.Namespace, o.Propagation.Name)}
+	c := meta.FindStatusCondition(o.Propagation.Status.Conditions, gm.ConditionReady)
+	if c == nil || c.Reason != gm.ReasonBlockedByPDB {
+		return obstacle, nil
+	}
+	var budgets policyv1.PodDisruptionBudgetList
+	if err := r.List(ctx, &budgets, client.InNamespace(o.Pod.Namespace)); err != nil {
+		return nil, err
+	}
+	for i := range budgets.Items {
+		b := &budgets.Items[i]
+		selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
+		if err == nil && b.Status.DisruptionsAllowed == 0 && slices.ContainsFunc(pods, func(pod corev1.Pod) bool { return selector.Matches(labels.Set(pod.Labels)) }) {
+			return &Obstacle{strings.Replace(why, "a PodDisruptionBudget", fmt.Sprintf("PodDisruptionBudget %q", b.Name), 1), fmt.Sprintf("kubectl -n %s describe pdb %s", b.Namespace, b.Name)}, nil
+		}
+	}
+	return obstacle, nil
 }
 
 // add adds pods that wait; pods that look different may wait for the same.

@@ -21,7 +21,9 @@ import (
 
 // Status is the answer, and what -o json and -o yaml print.
 type Status struct {
-	Sections []Section `json:"sections"`
+	// Namespace is that of the namespaced objects; "" is all.
+	Namespace string    `json:"namespace,omitempty"`
+	Sections  []Section `json:"sections"`
 	// Unread tells which rights are missing to say more.
 	Unread []string `json:"unread,omitempty"`
 }
@@ -44,10 +46,14 @@ type Problem struct {
 	Name   string `json:"name"`
 	Reason string `json:"reason,omitempty"`
 	Why    string `json:"why"`
+	// Command tells more; "" if Why tells all.
+	Command string `json:"command,omitempty"`
 }
 
 // Observed is what was read.
 type Observed struct {
+	Namespace    string
+	Workloads    []Workload
 	Groups       gm.NodeGroupList
 	Propagations gm.PropagationPolicyList
 	Overrides    gm.OverridePolicyList
@@ -57,12 +63,14 @@ type Observed struct {
 	Splits       capacity.CapacitySplitList
 	PodGroups    scheduling.PodGroupList
 	Nodes        corev1.NodeList
+	// PropagationsUnread and OverridesUnread: policies may be there, and may not be read.
+	PropagationsUnread, OverridesUnread bool
 }
 
 // Observe reads all kinds of Atoll, and the nodes. Namespaced kinds are read in one namespace,
 // or in all for "".
 func Observe(ctx context.Context, r *read.Reader, namespace string) (*Observed, error) {
-	o := &Observed{}
+	o := &Observed{Namespace: namespace}
 	for _, list := range []client.ObjectList{&o.Groups, &o.Pools, &o.Coordinators, &o.Nodes} {
 		if err := r.List(ctx, list); err != nil {
 			return nil, err
@@ -73,14 +81,17 @@ func Observe(ctx context.Context, r *read.Reader, namespace string) (*Observed, 
 			return nil, err
 		}
 	}
-	return o, nil
+	o.PropagationsUnread, o.OverridesUnread = r.Forbidden("list", namespace, &o.Propagations), r.Forbidden("list", namespace, &o.Overrides)
+	all, err := workloads(ctx, r, namespace)
+	o.Workloads = all
+	return o, err
 }
 
 // Of tells how what was read is doing. A kind without objects has no section.
 func Of(o *Observed) Status {
-	var s Status
+	s := Status{Namespace: o.Namespace}
 	for _, section := range []Section{
-		o.policies(), o.overrides(), o.groups(), o.pools(), o.cutOff(), o.coordinators(), o.united(), o.splits(), o.podGroups(),
+		o.workloads(), o.policies(), o.overrides(), o.groups(), o.pools(), o.cutOff(), o.coordinators(), o.united(), o.splits(), o.podGroups(),
 	} {
 		if section.Total > 0 {
 			s.Sections = append(s.Sections, section)
@@ -100,11 +111,11 @@ func (s *Section) addBy(o metav1.Object, conditions []metav1.Condition, kind str
 	c := meta.FindStatusCondition(conditions, kind)
 	switch {
 	case c == nil:
-		s.Problems = append(s.Problems, Problem{nameOf(o), "", "atoll-manager has written no status yet: kubectl get pods -A -l app.kubernetes.io/name=atoll-manager"})
+		s.Problems = append(s.Problems, Problem{nameOf(o), "", "atoll-manager has written no status yet", "kubectl get pods -A -l app.kubernetes.io/name=atoll-manager"})
 	case c.Status == well:
 		s.Good++
 	default:
-		s.Problems = append(s.Problems, Problem{nameOf(o), c.Reason, c.Message})
+		s.Problems = append(s.Problems, Problem{Name: nameOf(o), Reason: c.Reason, Why: c.Message})
 	}
 }
 
@@ -160,11 +171,11 @@ func (o *Observed) cutOff() Section {
 		r := connectivity.Parse(node.Annotations[connectivity.Annotation])
 		switch {
 		case r.State != connectivity.Direct && r.State != connectivity.Released:
-			s.Problems = append(s.Problems, Problem{node.Name, string(r.State), fmt.Sprintf("since %s: %s", r.Since.UTC().Format("2006-01-02 15:04:05 UTC"), connectivity.Message(r.Reason))})
+			s.Problems = append(s.Problems, Problem{Name: node.Name, Reason: string(r.State), Why: fmt.Sprintf("since %s: %s", r.Since.UTC().Format("2006-01-02 15:04:05 UTC"), connectivity.Message(r.Reason))})
 		case connectivity.IsReady(node):
 			s.Good++
 		default:
-			s.Problems = append(s.Problems, Problem{node.Name, "NotReady", "kubectl describe node " + node.Name + " tells why"})
+			s.Problems = append(s.Problems, Problem{node.Name, "NotReady", "its condition Ready is not True", "kubectl describe node " + node.Name})
 		}
 	}
 	return s
@@ -176,7 +187,7 @@ func (o *Observed) coordinators() Section {
 		c := &o.Coordinators.Items[i]
 		s.add(c, c.Status.Conditions)
 		if len(c.Status.OutsidePoolNodes) > 0 {
-			s.Problems = append(s.Problems, Problem{c.Name, "OutsidePool", "they do not reach it: " + strings.Join(c.Status.OutsidePoolNodes, ", ")})
+			s.Problems = append(s.Problems, Problem{Name: c.Name, Reason: "OutsidePool", Why: "they do not reach it: " + strings.Join(c.Status.OutsidePoolNodes, ", ")})
 		}
 	}
 	return s
@@ -206,7 +217,7 @@ func (o *Observed) podGroups() Section {
 		g := &o.PodGroups.Items[i]
 		s.Total++
 		if g.Status.Phase == "Pending" || g.Status.Phase == "Inqueue" {
-			s.Problems = append(s.Problems, Problem{nameOf(g), string(g.Status.Phase), fmt.Sprintf("waits until %d pods can start together", g.Spec.MinMember)})
+			s.Problems = append(s.Problems, Problem{Name: nameOf(g), Reason: string(g.Status.Phase), Why: fmt.Sprintf("waits until %d pods can start together", g.Spec.MinMember)})
 			continue
 		}
 		s.Good++

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -58,7 +59,17 @@ func all(client.ObjectList) error { return nil }
 // TestStatus: of each kind, what is good is counted, and what is not is named with its reason.
 func TestStatus(t *testing.T) {
 	since := time.Date(2026, 11, 30, 9, 0, 0, 0, time.UTC)
+	replicas := func(wanted, ready int32) build.Option {
+		return build.With(func(d *appsv1.Deployment) { d.Spec.Replicas, d.Status.ReadyReplicas = &wanted, ready })
+	}
 	objects := []client.Object{
+		build.Deployment("lost", build.Requires("no-such", ""), replicas(2, 0), build.UID("1")),
+		build.Deployment("half", build.Requires("good", "bad"), replicas(2, 1), build.UID("2")),
+		build.StatefulSet("whole", build.Requires("good", ""), build.UID("3"), build.With(func(s *appsv1.StatefulSet) { s.Status.ReadyReplicas = 1 })),
+		build.DaemonSet("each", build.Requires("", "none"), build.UID("4")),
+		build.Job("ended", build.Requires("good", ""), build.UID("5")),
+		build.Deployment("patient", build.Requires("no-such", ""), build.UID("6"), replicas(1, 1), build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore)),
+		build.Deployment("of nobody", build.UID("7")),
 		build.PropagationPolicy("good", build.With(func(p *gm.PropagationPolicy) { p.Status.Conditions = ready("True", "Satisfied", "") })),
 		build.PropagationPolicy("new"),
 		build.OverridePolicy("bad", build.With(func(p *gm.OverridePolicy) { p.Status.Conditions = ready("False", "Invalid", "spec: wrong") })),
@@ -80,17 +91,22 @@ func TestStatus(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := Status{Sections: []Section{
-		{Name: "PropagationPolicies", Good: 1, Total: 2, Problems: []Problem{{"ns/new", "", "atoll-manager has written no status yet: kubectl get pods -A -l app.kubernetes.io/name=atoll-manager"}}},
-		{Name: "OverridePolicies", Total: 1, Problems: []Problem{{"ns/bad", "Invalid", "spec: wrong"}}},
+		{Name: "Workloads", Good: 3, Total: 6, Problems: []Problem{
+			{"ns/each", "PolicyNotFound", "there is no OverridePolicy none", "kubectl atoll explain daemonset/each -n ns"},
+			{"ns/half", "NotReady", "1 of 2 pods are Ready", "kubectl atoll explain deployment/half -n ns"},
+			{"ns/lost", "PolicyNotFound", "there is no PropagationPolicy no-such", "kubectl atoll explain deployment/lost -n ns"},
+		}},
+		{Name: "PropagationPolicies", Good: 1, Total: 2, Problems: []Problem{{"ns/new", "", "atoll-manager has written no status yet", "kubectl get pods -A -l app.kubernetes.io/name=atoll-manager"}}},
+		{Name: "OverridePolicies", Total: 1, Problems: []Problem{{"ns/bad", "Invalid", "spec: wrong", ""}}},
 		{Name: "NodeGroups", Good: 1, Total: 1, Facts: []string{"site 2 of 3 nodes Ready"}},
 		{Name: "Nodes", Good: 1, Total: 3, Problems: []Problem{
-			{"b", "NotReady", "kubectl describe node b tells why"},
-			{"c", "Frozen", "since 2026-11-30 09:00:00 UTC: " + connectivity.Message(connectivity.ReasonFrozen)},
+			{"b", "NotReady", "its condition Ready is not True", "kubectl describe node b"},
+			{"c", "Frozen", "since 2026-11-30 09:00:00 UTC: " + connectivity.Message(connectivity.ReasonFrozen), ""},
 		}},
-		{Name: "YurtCoordinators", Good: 1, Total: 1, Problems: []Problem{{"site", "OutsidePool", "they do not reach it: b"}}},
-		{Name: "UnitedDeployments", Good: 1, Total: 2, Problems: []Problem{{"ns/stuck", "Refused", `pool "y": no`}}},
+		{Name: "YurtCoordinators", Good: 1, Total: 1, Problems: []Problem{{"site", "OutsidePool", "they do not reach it: b", ""}}},
+		{Name: "UnitedDeployments", Good: 1, Total: 2, Problems: []Problem{{"ns/stuck", "Refused", `pool "y": no`, ""}}},
 		{Name: "CapacitySplits", Good: 1, Total: 1, Facts: []string{"ns/web on-demand 2 of 2, spot 1 of 3"}},
-		{Name: "PodGroups", Total: 1, Problems: []Problem{{"ns/g", "Pending", "waits until 4 pods can start together"}}},
+		{Name: "PodGroups", Total: 1, Problems: []Problem{{"ns/g", "Pending", "waits until 4 pods can start together", ""}}},
 	}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)

@@ -1,0 +1,116 @@
+package status
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/kubectl/read"
+)
+
+// Workload is a workload that requires policies.
+type Workload struct {
+	metav1.Object
+	// Kind is in lower case, as commands have it.
+	Kind string
+	// Ready of Wanted pods are Ready.
+	Ready, Wanted int32
+}
+
+// workloads reads the workloads of Kubernetes' own kinds that require policies.
+func workloads(ctx context.Context, r *read.Reader, namespace string) (all []Workload, err error) {
+	seen := sets.New[types.UID]()
+	for _, label := range []string{gm.RequiredPropagationPolicyLabel, gm.RequiredOverridePolicyLabel} {
+		for _, list := range []client.ObjectList{&appsv1.DeploymentList{}, &appsv1.StatefulSetList{}, &appsv1.DaemonSetList{}, &batchv1.JobList{}} {
+			if err := r.List(ctx, list, client.InNamespace(namespace), client.HasLabels{label}); err != nil {
+				return nil, err
+			}
+			objects, err := meta.ExtractList(list)
+			if err != nil {
+				return nil, fmt.Errorf("reading %T: %w", list, err)
+			}
+			for _, object := range objects {
+				if w, is := workloadOf(object); is && !seen.Has(w.GetUID()) {
+					seen.Insert(w.GetUID())
+					all = append(all, w)
+				}
+			}
+		}
+	}
+	return all, nil
+}
+
+func workloadOf(object any) (Workload, bool) {
+	wanted := func(replicas *int32) int32 {
+		if replicas == nil {
+			return 1
+		}
+		return *replicas
+	}
+	switch o := object.(type) {
+	case *appsv1.Deployment:
+		return Workload{o, "deployment", o.Status.ReadyReplicas, wanted(o.Spec.Replicas)}, true
+	case *appsv1.StatefulSet:
+		return Workload{o, "statefulset", o.Status.ReadyReplicas, wanted(o.Spec.Replicas)}, true
+	case *appsv1.DaemonSet:
+		return Workload{o, "daemonset", o.Status.NumberReady, o.Status.DesiredNumberScheduled}, true
+	case *batchv1.Job: // pods that have ended are not active
+		ready := int32(0)
+		if o.Status.Ready != nil {
+			ready = *o.Status.Ready
+		}
+		return Workload{o, "job", ready, o.Status.Active}, true
+	}
+	return Workload{}, false
+}
+
+// workloads tells about workloads whose policies are not there, and whose pods are not all Ready.
+func (o *Observed) workloads() Section {
+	s := Section{Name: "Workloads", Total: len(o.Workloads)}
+	slices.SortStableFunc(o.Workloads, func(a, b Workload) int {
+		return strings.Compare(nameOf(a)+" "+a.Kind, nameOf(b)+" "+b.Kind)
+	})
+	for _, w := range o.Workloads {
+		reason, why := "", ""
+		if kind, name := o.missing(w); name != "" {
+			reason, why = "PolicyNotFound", fmt.Sprintf("there is no %s %s", kind, name)
+		} else if w.Ready < w.Wanted {
+			reason, why = "NotReady", fmt.Sprintf("%d of %d pods are Ready", w.Ready, w.Wanted)
+		} else {
+			s.Good++
+			continue
+		}
+		s.Problems = append(s.Problems, Problem{nameOf(w), reason, why, fmt.Sprintf("kubectl atoll explain %s/%s -n %s", w.Kind, w.GetName(), w.GetNamespace())})
+	}
+	return s
+}
+
+// missing returns a policy that a workload requires and that is not there.
+func (o *Observed) missing(w Workload) (kind, name string) {
+	if ownership.IgnoresMissing(w.GetAnnotations()) {
+		return "", ""
+	}
+	required := ownership.PoliciesOf(w.GetLabels())
+	if name := required.RequiredPropagation; name != "" && !o.PropagationsUnread && !slices.ContainsFunc(o.Propagations.Items, func(p gm.PropagationPolicy) bool {
+		return p.Namespace == w.GetNamespace() && p.Name == name
+	}) {
+		return "PropagationPolicy", name
+	}
+	if name := required.RequiredOverride; name != "" && !o.OverridesUnread && !slices.ContainsFunc(o.Overrides.Items, func(p gm.OverridePolicy) bool {
+		return p.Namespace == w.GetNamespace() && p.Name == name
+	}) {
+		return "OverridePolicy", name
+	}
+	return "", ""
+}
