@@ -123,7 +123,7 @@ func TestKubectlAtollExplainsWhatPodsWaitFor(t *testing.T) {
 		{app: "misspelt", policy: "shopp", why: `PropagationPolicy "shopp", which Deployment misspelt requires, is not in namespace`, mends: true},
 		{app: "unknown", policy: "something-else", why: `PropagationPolicy "something-else", which Deployment unknown requires, is not in namespace`, mends: true},
 		{app: "on-cordoned", policy: "cordoned", why: `all nodes of NodeGroup "why-cordoned" are cordoned`, mends: true},
-		{app: "too-large", policy: "shop", why: "The pod requests 10k of cpu; node why-0 has the most, ", modify: func(d *appsv1.Deployment) {
+		{app: "too-large", policy: "shop", why: "The pod requests cpu: 10k; the largest node of why has 32", modify: func(d *appsv1.Deployment) {
 			d.Spec.Template.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10k")}
 		}},
 		{app: "other-gate", policy: "shop", why: `scheduling gate "example.com/quota" of another program`, modify: func(d *appsv1.Deployment) {

@@ -105,7 +105,7 @@ var outputs = map[string]func(io.Writer) error{
 			Namespace: "atoll-system", Version: "0.1.0", Mode: "Pinned", Kubernetes: "v1.36.3",
 			Checks: []doctor.Check{
 				{Name: "Objects", Faults: []doctor.Fault{{What: "missing: ValidatingAdmissionPolicy atoll-manager-nodes", Command: "helm -n atoll-system get manifest atoll | kubectl apply --server-side --force-conflicts -f -"}}},
-				{Name: "Rights", Good: "all 24 roles and bindings are as they were installed"},
+				{Name: "Rights", Good: "all 24 objects of RBAC are as they were installed"},
 				{Name: "Definitions", Faults: []doctor.Fault{{What: `nodepools.apps.openyurt.io is another owner's: its label app.kubernetes.io/part-of is "yurt-manager". Stop that owner before you take the definition over; or, for pools, install with pools.enabled=false (docs/beside.md)`, Command: "kubectl get crd nodepools.apps.openyurt.io -o yaml"}}},
 				{Name: "Nodes"},
 			},

@@ -136,7 +136,7 @@ func (o *Observed) asInstalled(name string, of func(Object) bool) Check {
 	if seen == 0 {
 		return c
 	}
-	return c.unless("all %d roles and bindings are as they were installed", seen)
+	return c.unless("all %d objects of RBAC are as they were installed", seen)
 }
 
 func (o *Observed) definitions() Check {

@@ -147,7 +147,7 @@ func (o *Observed) share() string {
 		parts = append(parts, fmt.Sprintf("%s has %d, wants %d", name, g.Current, g.Desired))
 	}
 	if spread.Waiting > 0 {
-		parts = append(parts, fmt.Sprintf("%d wait for a node", spread.Waiting))
+		parts = append(parts, fmt.Sprintf("%d have no node yet", spread.Waiting))
 	}
 	return strings.Join(parts, "; ")
 }
@@ -371,13 +371,18 @@ func (o *Observed) unscheduled() *Obstacle {
 	}
 	for _, c := range o.Pod.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Message != "" {
-			command := o.describe()
-			if name != "" {
-				command = fmt.Sprintf("kubectl describe nodes -l %s=%s", gm.NodeGroupLabel, name)
-			}
 			text, _, _ := strings.Cut(c.Message, " no new claims to deallocate")
 			text, _, _ = strings.Cut(text, " preemption: ")
-			return &Obstacle{"kube-scheduler: " + text + o.lacking(text), command}
+			lacking, tooLarge := o.lacking(text)
+			command := o.describe()
+			switch {
+			case tooLarge && len(o.Owners) > 0:
+				owner := o.chain()[len(o.Owners)]
+				command = fmt.Sprintf("kubectl -n %s edit %s %s", owner.Namespace, resource(owner), owner.Name)
+			case name != "":
+				command = fmt.Sprintf("kubectl describe nodes -l %s=%s", gm.NodeGroupLabel, name)
+			}
+			return &Obstacle{"kube-scheduler: " + text + lacking, command}
 		}
 	}
 	return &Obstacle{"kube-scheduler has not placed the pod yet", o.describe()}
@@ -385,9 +390,9 @@ func (o *Observed) unscheduled() *Obstacle {
 
 var insufficient = regexp.MustCompile(`Insufficient ([^ ,;]+[^ ,;.])`)
 
-// lacking tells how much the pod requests of what kube-scheduler says nodes have too little of, and the most that a
-// node of its group has.
-func (o *Observed) lacking(text string) (all string) {
+// lacking tells how much the pod requests of what kube-scheduler says nodes have too little of. tooLarge: an empty node
+// of its group would not have enough.
+func (o *Observed) lacking(text string) (all string, tooLarge bool) {
 	requests := podresource.PodRequests(o.Pod, podresource.PodResourcesOptions{})
 	for _, name := range insufficient.FindAllStringSubmatch(text, -1) {
 		resource := corev1.ResourceName(name[1])
@@ -395,22 +400,22 @@ func (o *Observed) lacking(text string) (all string) {
 		if !is {
 			continue
 		}
-		part := fmt.Sprintf(" The pod requests %s of %s", requested.String(), resource)
+		part := fmt.Sprintf(" The pod requests %s: %s", resource, requested.String())
 		if len(o.Members) > 0 {
 			most := slices.MaxFunc(o.Members, func(a, b corev1.Node) int {
 				return a.Status.Allocatable.Name(resource, apiresource.DecimalSI).Cmp(*b.Status.Allocatable.Name(resource, apiresource.DecimalSI))
 			})
-			if has := most.Status.Allocatable.Name(resource, apiresource.DecimalSI); has.IsZero() {
-				part += fmt.Sprintf("; no node of %s has any", o.Pod.Labels[gm.NodeGroupLabel])
-			} else {
-				part += fmt.Sprintf("; node %s has the most, %s", most.Name, has)
+			has := most.Status.Allocatable.Name(resource, apiresource.DecimalSI)
+			if requested.Cmp(*has) > 0 {
+				tooLarge = true
+				part += fmt.Sprintf("; the largest node of %s has %s", o.Pod.Labels[gm.NodeGroupLabel], has)
 			}
 		}
 		if part += "."; !strings.Contains(all, part) {
 			all += part
 		}
 	}
-	return all
+	return all, tooLarge
 }
 
 // closed tells why no node of the pod's group takes any pod; nil if one does.

@@ -89,7 +89,7 @@ kubectl -n ns edit propagationpolicy shop`},
 			}}
 		})}, want: `
 Policy: PropagationPolicy shop: weights hangzhou 3, beijing 2
-Share: beijing has 2, wants 2; no group has 1, wants 0; 1 wait for a node
+Share: beijing has 2, wants 2; no group has 1, wants 0; 1 have no node yet
 waits: every NodeGroup has its share
 kubectl -n ns describe propagationpolicy shop`},
 		"nobody has decided": {requires: [2]string{"shop", ""}, pod: []build.Option{build.Gated()}, objects: []client.Object{policy(same)}, want: `
@@ -123,7 +123,19 @@ kubectl get nodegroups`},
 		}, want: `
 Policy: PropagationPolicy shop: weights hangzhou 3, beijing 2
 Group: beijing, chosen while the pod was scheduled
-waits: kube-scheduler: 0/5 nodes are available: 1 Insufficient cpu, 1 Insufficient example.com/gpu. The pod requests 40 of cpu; node nodec has the most, 32. The pod requests 2 of example.com/gpu; no node of beijing has any.
+waits: kube-scheduler: 0/5 nodes are available: 1 Insufficient cpu, 1 Insufficient example.com/gpu. The pod requests cpu: 40; the largest node of beijing has 32. The pod requests example.com/gpu: 2; the largest node of beijing has 0.
+kubectl -n ns edit deployment.apps web`},
+		"no room now": {requires: [2]string{"shop", ""}, pod: []build.Option{inGroup, build.With(func(p *corev1.Pod) {
+			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/5 nodes are available: 1 Insufficient cpu."}}
+			p.Spec.Containers = []corev1.Container{{Name: "web", Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: apiresource.MustParse("20")}}}}
+		})}, objects: []client.Object{
+			policy(same), build.NodeGroup("beijing"), member("nodec", build.With(func(n *corev1.Node) {
+				n.Status.Allocatable = corev1.ResourceList{corev1.ResourceCPU: apiresource.MustParse("32")}
+			})),
+		}, want: `
+Policy: PropagationPolicy shop: weights hangzhou 3, beijing 2
+Group: beijing, chosen while the pod was scheduled
+waits: kube-scheduler: 0/5 nodes are available: 1 Insufficient cpu. The pod requests cpu: 20.
 kubectl describe nodes -l ` + gm.NodeGroupLabel + `=beijing`},
 		"it does not start": {pod: []build.Option{onNode, unready}, objects: []client.Object{member("nodec", cordoned)}, want: `
 Policy: none: kube-scheduler alone places the pod

@@ -70,7 +70,14 @@ func TestStatus(t *testing.T) {
 		build.Job("ended", build.Requires("good", ""), build.UID("5")),
 		build.Deployment("patient", build.Requires("no-such", ""), build.UID("6"), replicas(1, 1), build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore)),
 		build.Deployment("of nobody", build.UID("7")),
-		build.PropagationPolicy("good", build.With(func(p *gm.PropagationPolicy) { p.Status.Conditions = ready("True", "Satisfied", "") })),
+		build.PropagationPolicy("good", build.With(func(p *gm.PropagationPolicy) {
+			p.Status.Conditions = ready("True", "Satisfied", "")
+			p.Status.Apps = []gm.WorkloadSpread{
+				{Ref: gm.WorkloadReference{Kind: "Deployment", Name: "half"}, Message: "pods wait"}, {Ref: gm.WorkloadReference{Kind: "StatefulSet", Name: "uneven"}, Message: "pods are surplus"},
+				{Ref: gm.WorkloadReference{Kind: "StatefulSet", Name: "whole"}},
+			}
+		})),
+		build.StatefulSet("uneven", build.Requires("good", ""), build.UID("8"), build.With(func(s *appsv1.StatefulSet) { s.Status.ReadyReplicas = 1 })),
 		build.PropagationPolicy("new"),
 		build.OverridePolicy("bad", build.With(func(p *gm.OverridePolicy) { p.Status.Conditions = ready("False", "Invalid", "spec: wrong") })),
 		build.NodeGroup("site", build.With(func(g *gm.NodeGroup) {
@@ -91,10 +98,11 @@ func TestStatus(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := Status{Sections: []Section{
-		{Name: "Workloads", Good: 3, Total: 6, Problems: []Problem{
+		{Name: "Workloads", Good: 3, Total: 7, Problems: []Problem{
 			{"ns/each", "PolicyNotFound", "there is no OverridePolicy none", "kubectl atoll explain daemonset/each -n ns"},
-			{"ns/half", "NotReady", "1 of 2 pods are Ready", "kubectl atoll explain deployment/half -n ns"},
+			{"ns/half", "NotReady", "1 of 2 pods are Ready: pods wait", "kubectl atoll explain deployment/half -n ns"},
 			{"ns/lost", "PolicyNotFound", "there is no PropagationPolicy no-such", "kubectl atoll explain deployment/lost -n ns"},
+			{"ns/uneven", "NotDivided", "pods are surplus", "kubectl atoll explain statefulset/uneven -n ns"},
 		}},
 		{Name: "PropagationPolicies", Good: 1, Total: 2, Problems: []Problem{{"ns/new", "", "atoll-manager has written no status yet", "kubectl get pods -A -l app.kubernetes.io/name=atoll-manager"}}},
 		{Name: "OverridePolicies", Total: 1, Problems: []Problem{{"ns/bad", "Invalid", "spec: wrong", ""}}},

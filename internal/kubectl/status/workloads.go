@@ -75,25 +75,43 @@ func workloadOf(object any) (Workload, bool) {
 	return Workload{}, false
 }
 
-// workloads tells about workloads whose policies are not there, and whose pods are not all Ready.
+// workloads tells about workloads whose policies are not there, whose pods are not all Ready, and whose pods are not
+// divided as the policy wants.
 func (o *Observed) workloads() Section {
 	s := Section{Name: "Workloads", Total: len(o.Workloads)}
 	slices.SortStableFunc(o.Workloads, func(a, b Workload) int {
 		return strings.Compare(nameOf(a)+" "+a.Kind, nameOf(b)+" "+b.Kind)
 	})
 	for _, w := range o.Workloads {
-		reason, why := "", ""
-		if kind, name := o.missing(w); name != "" {
+		reason, why := "", o.spread(w)
+		kind, name := o.missing(w)
+		switch {
+		case name != "":
 			reason, why = "PolicyNotFound", fmt.Sprintf("there is no %s %s", kind, name)
-		} else if w.Ready < w.Wanted {
-			reason, why = "NotReady", fmt.Sprintf("%d of %d pods are Ready", w.Ready, w.Wanted)
-		} else {
+		case w.Ready < w.Wanted:
+			reason, why = "NotReady", strings.TrimSuffix(fmt.Sprintf("%d of %d pods are Ready: %s", w.Ready, w.Wanted, why), ": ")
+		case why != "":
+			reason = "NotDivided"
+		default:
 			s.Good++
 			continue
 		}
 		s.Problems = append(s.Problems, Problem{nameOf(w), reason, why, fmt.Sprintf("kubectl atoll explain %s/%s -n %s", w.Kind, w.GetName(), w.GetNamespace())})
 	}
 	return s
+}
+
+// spread returns why a workload does not satisfy its PropagationPolicy; "" if it does.
+func (o *Observed) spread(w Workload) string {
+	for i := range o.Propagations.Items {
+		p := &o.Propagations.Items[i]
+		for j := range p.Status.Apps {
+			if app := &p.Status.Apps[j]; p.Namespace == w.GetNamespace() && strings.EqualFold(app.Ref.Kind, w.Kind) && app.Ref.Name == w.GetName() {
+				return app.Message
+			}
+		}
+	}
+	return ""
 }
 
 // missing returns a policy that a workload requires and that is not there.
