@@ -4,9 +4,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	"github.com/atoll-k8s/atoll/internal/kubectl/read"
 )
 
 // complete completes TYPE/NAME and TYPE NAME. An error completes nothing.
@@ -30,13 +27,9 @@ func (s *shared) complete(c *cobra.Command, args []string, start string) (found 
 	if err != nil {
 		return nil, directive
 	}
-	list := read.MetadataOf(kind.GroupVersion().String(), kind.Kind+"List")
-	if err := r.List(c.Context(), list, client.InNamespace(namespace)); err != nil {
-		return nil, directive
-	}
-	for i := range list.Items {
-		if name := prefix + list.Items[i].Name; strings.HasPrefix(name, start) {
-			found = append(found, name)
+	for _, name := range namesOf(c.Context(), r, kind, namespace) {
+		if strings.HasPrefix(prefix+name, start) {
+			found = append(found, prefix+name)
 		}
 	}
 	return found, directive

@@ -91,19 +91,27 @@ const maxNamed = 10
 
 // existing lists objects of a kind, for an error; "" if there is none, or if they cannot be read.
 func existing(ctx context.Context, r *read.Reader, kind schema.GroupVersionKind, namespace string) string {
-	list := read.MetadataOf(kind.GroupVersion().String(), kind.Kind+"List")
-	if err := r.List(ctx, list, client.InNamespace(namespace)); err != nil || len(list.Items) == 0 {
+	names := namesOf(ctx, r, kind, namespace)
+	if len(names) == 0 {
 		return ""
 	}
-	var names []string
-	for i := range list.Items[:min(maxNamed, len(list.Items))] {
-		names = append(names, list.Items[i].Name)
-	}
-	text := fmt.Sprintf("; namespace %s has %s", namespace, strings.Join(names, ", "))
-	if more := len(list.Items) - len(names); more > 0 {
+	text := fmt.Sprintf("; namespace %s has %s", namespace, strings.Join(names[:min(maxNamed, len(names))], ", "))
+	if more := len(names) - maxNamed; more > 0 {
 		text += fmt.Sprintf(" and %d more", more)
 	}
 	return text
+}
+
+// namesOf lists the objects of a kind; none if they cannot be read.
+func namesOf(ctx context.Context, r *read.Reader, kind schema.GroupVersionKind, namespace string) (names []string) {
+	list := read.MetadataOf(kind.GroupVersion().String(), kind.Kind+"List")
+	if err := r.List(ctx, list, client.InNamespace(namespace)); err != nil {
+		return nil
+	}
+	for i := range list.Items {
+		names = append(names, list.Items[i].Name)
+	}
+	return names
 }
 
 // workload reads the metadata of an object whose kind is named as for kubectl.

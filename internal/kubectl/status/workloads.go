@@ -83,7 +83,8 @@ func (o *Observed) workloads() Section {
 		return strings.Compare(nameOf(a)+" "+a.Kind, nameOf(b)+" "+b.Kind)
 	})
 	for _, w := range o.Workloads {
-		reason, why := "", o.spread(w)
+		var reason string
+		why := o.spread(w)
 		kind, name := o.missing(w)
 		switch {
 		case name != "":
