@@ -140,7 +140,7 @@ func writeExplanation(w io.Writer, e *explain.Explanation) error {
 	fmt.Fprintf(&text, "Pod %s/%s\n", e.Namespace, e.Pod)
 	writeFacts(&text, e.Facts)
 	if e.Waits != nil {
-		fmt.Fprintf(&text, "\nIt waits: %s\n  %s\n", e.Waits.Why, e.Waits.Command)
+		fmt.Fprintf(&text, "\nIt waits: %s\n  %s\n", oneLine(e.Waits.Why), e.Waits.Command)
 	}
 	return writeUnread(w, &text, e.Unread)
 }
@@ -158,7 +158,7 @@ func writeWorkload(out io.Writer, w *explain.Workload) error {
 		default:
 			fmt.Fprintf(&text, "\n%d pods wait, such as %s", len(waits.Pods), waits.Pods[0])
 		}
-		fmt.Fprintf(&text, ": %s\n  %s\n", waits.Why, waits.Command)
+		fmt.Fprintf(&text, ": %s\n  %s\n", oneLine(waits.Why), waits.Command)
 	}
 	if w.Stays != nil {
 		fmt.Fprintf(&text, "\nIts pods are not divided as the policy wants: %s\n  %s\n", w.Stays.Why, w.Stays.Command)
@@ -177,7 +177,7 @@ func writeFacts(text *strings.Builder, facts []explain.Fact) {
 			about = ""
 		}
 		last = f.About
-		fmt.Fprintf(text, "  %-9s %s\n", about, f.Text)
+		fmt.Fprintf(text, "  %-9s %s\n", about, oneLine(f.Text))
 	}
 }
 

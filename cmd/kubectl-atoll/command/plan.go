@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -145,7 +146,7 @@ func dryRun(info *resource.Info) (object *unstructured.Unstructured, problem str
 	answer, err := resource.NewHelper(info.Client, info.Mapping).DryRun(true).WithFieldManager("kubectl").
 		Patch(info.Namespace, info.Name, types.ApplyPatchType, body, &metav1.PatchOptions{Force: &force})
 	switch {
-	case apierrors.IsForbidden(err):
+	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), " cannot "): // of RBAC, and of no quota or namespace that ends
 		return object, fmt.Sprintf("what the API server adds to %s, and whether it accepts it: you may not apply it", name), nil
 	case err != nil:
 		return nil, "", fmt.Errorf("%s would be refused: %w", name, err)

@@ -9,6 +9,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"unicode"
 
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
@@ -89,17 +90,30 @@ func (s *shared) print(value any, text func(io.Writer) error) error {
 		_, err = s.Out.Write(data)
 		return err
 	}
-	width := columns(s.Out)
-	if width == 0 {
-		return text(s.Out)
-	}
 	var whole strings.Builder
 	if err := text(&whole); err != nil {
 		return err
 	}
-	_, err := io.WriteString(s.Out, wrap(whole.String(), width))
+	out := printable(whole.String())
+	if width := columns(s.Out); width > 0 {
+		out = wrap(out, width)
+	}
+	_, err := io.WriteString(s.Out, out)
 	return err
 }
+
+// printable takes out what a terminal would obey: texts of the cluster may have been written to deceive.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r == '\n' || unicode.IsPrint(r) {
+			return r
+		}
+		return -1
+	}, text)
+}
+
+// oneLine keeps a text of the cluster from looking like more lines of the output.
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
 // exitCode is an error that only sets the exit code.
 type exitCode int

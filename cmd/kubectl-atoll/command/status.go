@@ -49,13 +49,13 @@ func writeStatus(w io.Writer, s *status.Status) error {
 			fmt.Fprintf(&text, "  %s\n", fact)
 		}
 		for _, p := range section.Problems {
-			fmt.Fprintf(&text, "  ! %s  %s\n", strings.TrimSpace(p.Name+"  "+p.Reason), p.Why)
+			fmt.Fprintf(&text, "  ! %s  %s\n", strings.TrimSpace(p.Name+"  "+p.Reason), oneLine(p.Why))
 			if p.Command != "" {
 				fmt.Fprintf(&text, "      %s\n", p.Command)
 			}
 		}
 	}
-	if len(s.Sections) == 0 {
+	if len(s.Sections) == 0 && len(s.Unread) == 0 {
 		text.WriteString("There is nothing of Atoll here.\n")
 	}
 	for _, unread := range s.Unread {

@@ -33,3 +33,13 @@ func TestWrapLosesNothing(t *testing.T) {
 		}
 	})
 }
+
+// TestPrintable: texts of the cluster move no cursor, and add no lines of their own.
+func TestPrintable(t *testing.T) {
+	if got := printable("a\x1b[2Jb\r\u202e›\n\u009bc é"); got != "a[2Jb›\nc é" {
+		t.Errorf("%q", got)
+	}
+	if got := oneLine("ok\n\nIt waits: nothing\n  curl evil"); got != "ok It waits: nothing curl evil" {
+		t.Errorf("%q", got)
+	}
+}

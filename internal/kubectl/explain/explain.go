@@ -149,7 +149,11 @@ func (o *Observed) share() string {
 	if spread.Waiting > 0 {
 		parts = append(parts, fmt.Sprintf("%d have no node yet", spread.Waiting))
 	}
-	return strings.Join(parts, "; ")
+	text := strings.Join(parts, "; ")
+	if c := meta.FindStatusCondition(o.Propagation.Status.Conditions, gm.ConditionReady); c != nil && c.ObservedGeneration < o.Propagation.Generation {
+		text += "; by the policy as it was: atoll-manager has not seen its newest spec"
+	}
+	return text
 }
 
 // surplus tells why groups have too many pods of the workload; "" if none has.

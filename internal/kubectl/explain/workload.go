@@ -160,6 +160,9 @@ func (o *Observed) overridePolicy() string {
 			}
 		}
 	}
+	if slices.ContainsFunc(o.Override.Spec.OverrideRules, func(r gm.RuleWithNodeGroup) bool { return len(r.TargetNodeGroup) == 0 }) {
+		groups = []string{"all NodeGroups"}
+	}
 	return fmt.Sprintf("OverridePolicy %s: rules for %s", o.Override.Name, strings.Join(groups, ", "))
 }
 

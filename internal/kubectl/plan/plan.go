@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -112,6 +113,7 @@ func (c *Cluster) Of(ctx context.Context, applied []client.Object, pods kubernet
 		w.Rollout = rollsOut(before.objects[k], after.objects[k])
 		if w.Rollout {
 			w.Moves, w.Restarts, w.Replacements, w.AtATime, w.Blocked = nil, nil, nil, 0, nil
+			w.block(after.missing(after.objects[k]))
 		}
 		if !slices.ContainsFunc(now, func(other Workload) bool { return reflect.DeepEqual(other, w) }) {
 			p.Workloads = append(p.Workloads, w)
@@ -178,6 +180,11 @@ func (c *Cluster) workloads(ctx context.Context, pods kubernetes.Interface) (all
 			}
 		}
 	}
+	for k, o := range c.objects {
+		if why := c.missing(o); why != "" {
+			workload(&ownership.Object{GroupVersionKind: schema.GroupVersionKind{Kind: k.Kind}, Namespace: k.Namespace, Name: k.Name, UID: o.GetUID()}).block(why)
+		}
+	}
 	for _, w := range byUID {
 		if len(w.Moves)+len(w.Restarts)+len(w.Replacements) == 0 {
 			w.AtATime = 0
@@ -189,6 +196,20 @@ func (c *Cluster) workloads(ctx context.Context, pods kubernetes.Interface) (all
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name))
 	})
 	return all, nil
+}
+
+// missing tells that a workload requires a policy that is not there; "" if it does not.
+func (c *Cluster) missing(o client.Object) string {
+	required := ownership.PoliciesOf(o.GetLabels())
+	if metav1.GetControllerOf(o) != nil || ownership.IgnoresMissing(o.GetAnnotations()) {
+		return ""
+	}
+	for kind, name := range map[string]string{"PropagationPolicy": required.RequiredPropagation, "OverridePolicy": required.RequiredOverride} {
+		if name != "" && c.objects[key{kind, o.GetNamespace(), name}] == nil {
+			return fmt.Sprintf("%s %q is not in namespace %s: new pods wait at the scheduling gate", kind, name, o.GetNamespace())
+		}
+	}
+	return ""
 }
 
 // block adds why not all can be done.
@@ -336,7 +357,7 @@ func (p *Plan) Text() string {
 func (w *Workload) write(line func(string, ...any)) {
 	line("%s %s/%s", w.Kind, w.Namespace, w.Name)
 	switch {
-	case w.PropagationPolicy == "" && w.OverridePolicy == "":
+	case w.PropagationPolicy == "" && w.OverridePolicy == "" && len(w.Blocked) == 0:
 		line("  Its pods stay where they are: no policy that it requires exists any more")
 	case w.Rollout:
 		line("  A rollout replaces its pods: its pod template changes")

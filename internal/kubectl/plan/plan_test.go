@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/kubectl/read"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
@@ -121,6 +122,17 @@ Deployment ns/web
 		"no policy any more": {applied: []client.Object{build.Deployment("web", build.Replicas(6))}, want: `
 Deployment ns/web
   Its pods stay where they are: no policy that it requires exists any more`},
+		"a policy that is not there": {applied: []client.Object{
+			build.Deployment("web", build.Replicas(6), build.Requires("shop", "registri")), build.Deployment("new", build.Replicas(4), build.Requires("shopp", "")),
+			build.Deployment("patient", build.Requires("shopp", ""), build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore)),
+		}, want: `
+Deployment ns/new
+  Blocked: PropagationPolicy "shopp" is not in namespace ns: new pods wait at the scheduling gate
+Deployment ns/web
+  NODEGROUP, BY shop                          NOW   THEN
+  beijing                                       3      3
+  hangzhou                                      3      3
+  Blocked: OverridePolicy "registri" is not in namespace ns: new pods wait at the scheduling gate`},
 		"a new workload": {applied: []client.Object{
 			build.Deployment("new", build.Replicas(4), build.Requires("shop", "")),
 		}, want: `

@@ -95,7 +95,7 @@ func (r *Reader) note(verb, namespace string, object runtime.Object, err error) 
 	switch {
 	case err == nil, apierrors.IsNotFound(err), meta.IsNoMatchError(err), errors.As(err, &unserved):
 		return nil
-	case apierrors.IsForbidden(err):
+	case apierrors.IsForbidden(err) && !strings.Contains(err.Error(), " cannot impersonate "):
 		r.unread[r.what(verb, namespace, object)] = roleFor(object, namespace)
 		return nil
 	}

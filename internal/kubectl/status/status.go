@@ -112,6 +112,8 @@ func (s *Section) addBy(o metav1.Object, conditions []metav1.Condition, kind str
 	switch {
 	case c == nil:
 		s.Problems = append(s.Problems, Problem{nameOf(o), "", "atoll-manager has written no status yet", "kubectl get pods -A -l app.kubernetes.io/name=atoll-manager"})
+	case c.ObservedGeneration != 0 && c.ObservedGeneration < o.GetGeneration():
+		s.Problems = append(s.Problems, Problem{nameOf(o), "NotSeen", "atoll-manager has not seen its newest spec", "kubectl get pods -A -l app.kubernetes.io/name=atoll-manager"})
 	case c.Status == well:
 		s.Good++
 	default:

@@ -74,11 +74,16 @@ func TestStatus(t *testing.T) {
 			p.Status.Conditions = ready("True", "Satisfied", "")
 			p.Status.Apps = []gm.WorkloadSpread{
 				{Ref: gm.WorkloadReference{Kind: "Deployment", Name: "half"}, Message: "pods wait"}, {Ref: gm.WorkloadReference{Kind: "StatefulSet", Name: "uneven"}, Message: "pods are surplus"},
-				{Ref: gm.WorkloadReference{Kind: "StatefulSet", Name: "whole"}},
+				{Ref: gm.WorkloadReference{Kind: "StatefulSet", Name: "whole"}}, {Ref: gm.WorkloadReference{Kind: "DaemonSet", Name: "all"}, Message: "pods of a DaemonSet run on nodes of the groups"},
 			}
 		})),
 		build.StatefulSet("uneven", build.Requires("good", ""), build.UID("8"), build.With(func(s *appsv1.StatefulSet) { s.Status.ReadyReplicas = 1 })),
 		build.PropagationPolicy("new"),
+		build.PropagationPolicy("old", build.With(func(p *gm.PropagationPolicy) {
+			p.Generation, p.Status.Conditions = 2, ready("True", "Satisfied", "")
+			p.Status.Conditions[0].ObservedGeneration = 1
+		})),
+		build.DaemonSet("all", build.Requires("good", ""), build.UID("9")),
 		build.OverridePolicy("bad", build.With(func(p *gm.OverridePolicy) { p.Status.Conditions = ready("False", "Invalid", "spec: wrong") })),
 		build.NodeGroup("site", build.With(func(g *gm.NodeGroup) {
 			g.Status.Conditions, g.Status.Ready, g.Status.Total = ready("True", "", ""), 2, 3
@@ -98,13 +103,13 @@ func TestStatus(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := Status{Sections: []Section{
-		{Name: "Workloads", Good: 3, Total: 7, Problems: []Problem{
+		{Name: "Workloads", Good: 4, Total: 8, Problems: []Problem{
 			{"ns/each", "PolicyNotFound", "there is no OverridePolicy none", "kubectl atoll explain daemonset/each -n ns"},
 			{"ns/half", "NotReady", "1 of 2 pods are Ready: pods wait", "kubectl atoll explain deployment/half -n ns"},
 			{"ns/lost", "PolicyNotFound", "there is no PropagationPolicy no-such", "kubectl atoll explain deployment/lost -n ns"},
 			{"ns/uneven", "NotDivided", "pods are surplus", "kubectl atoll explain statefulset/uneven -n ns"},
 		}},
-		{Name: "PropagationPolicies", Good: 1, Total: 2, Problems: []Problem{{"ns/new", "", "atoll-manager has written no status yet", "kubectl get pods -A -l app.kubernetes.io/name=atoll-manager"}}},
+		{Name: "PropagationPolicies", Good: 1, Total: 3, Problems: []Problem{{"ns/new", "", "atoll-manager has written no status yet", "kubectl get pods -A -l app.kubernetes.io/name=atoll-manager"}, {"ns/old", "NotSeen", "atoll-manager has not seen its newest spec", "kubectl get pods -A -l app.kubernetes.io/name=atoll-manager"}}},
 		{Name: "OverridePolicies", Total: 1, Problems: []Problem{{"ns/bad", "Invalid", "spec: wrong", ""}}},
 		{Name: "NodeGroups", Good: 1, Total: 1, Facts: []string{"site 2 of 3 nodes Ready"}},
 		{Name: "Nodes", Good: 1, Total: 3, Problems: []Problem{

@@ -91,7 +91,7 @@ func (o *Observed) workloads() Section {
 			reason, why = "PolicyNotFound", fmt.Sprintf("there is no %s %s", kind, name)
 		case w.Ready < w.Wanted:
 			reason, why = "NotReady", strings.TrimSuffix(fmt.Sprintf("%d of %d pods are Ready: %s", w.Ready, w.Wanted, why), ": ")
-		case why != "":
+		case why != "" && w.Kind != "daemonset": // of which it says that it has a pod on each node
 			reason = "NotDivided"
 		default:
 			s.Good++
