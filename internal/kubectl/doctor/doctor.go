@@ -103,13 +103,15 @@ const definition = "CustomResourceDefinition"
 func isRight(o Object) bool { return strings.HasPrefix(o.APIVersion, "rbac.authorization.k8s.io/") }
 
 func (o *Observed) objects() Check {
-	return o.asInstalled("Objects", func(object Object) bool { return object.Kind != definition && !isRight(object) })
+	return o.asInstalled("Objects", "all %d are there, and admission policies have their expressions", func(object Object) bool { return object.Kind != definition && !isRight(object) })
 }
 
-func (o *Observed) rights() Check { return o.asInstalled("Rights", isRight) }
+func (o *Observed) rights() Check {
+	return o.asInstalled("Rights", "all %d objects of RBAC are as they were installed", isRight)
+}
 
-// asInstalled compares objects with those that the chart has installed.
-func (o *Observed) asInstalled(name string, of func(Object) bool) Check {
+// asInstalled compares objects with those that the chart has installed. good says of how many all is well.
+func (o *Observed) asInstalled(name, good string, of func(Object) bool) Check {
 	c := Check{Name: name}
 	var missing, changed []string
 	seen := 0
@@ -136,7 +138,7 @@ func (o *Observed) asInstalled(name string, of func(Object) bool) Check {
 	if seen == 0 {
 		return c
 	}
-	return c.unless("all %d objects of RBAC are as they were installed", seen)
+	return c.unless(good, seen)
 }
 
 func (o *Observed) definitions() Check {
