@@ -12,7 +12,7 @@ import (
 )
 
 // TestTheInstallationIsListed: kubectl atoll doctor finds what is missing by the ConfigMap
-// atoll-installation, so every object is in it, with a hash if it is a right or an admission policy.
+// atoll-installation, so every object is in it, with a hash if it is a right, an admission policy or webhooks.
 func TestTheInstallationIsListed(t *testing.T) {
 	for name, values := range map[string]map[string]any{
 		"default": nil,
@@ -44,7 +44,7 @@ func TestTheInstallationIsListed(t *testing.T) {
 					key = o.Kind + "/" + o.Namespace + "/" + o.Name
 				}
 				have = append(have, key)
-				hashed := strings.Contains(o.Kind, "Role") || strings.HasPrefix(o.Kind, "ValidatingAdmissionPolicy")
+				hashed := strings.Contains(o.Kind, "Role") || strings.HasPrefix(o.Kind, "ValidatingAdmissionPolicy") || strings.HasSuffix(o.Kind, "WebhookConfiguration")
 				if aggregated := key == "ClusterRole/atoll-podgroup-owner-reader"; (o.Content != "") != (hashed && !aggregated) {
 					t.Errorf("%s has the hash %q", key, o.Content)
 				}

@@ -126,6 +126,55 @@ func TestKubectlAtollFindsWhatIsWrong(t *testing.T) {
 		f.shell(admin.finds("Webhooks", "mutatingwebhookconfiguration atoll-pods: caBundle is not the CA of atoll-manager", wrong))
 		admin.findsNothing()
 	})
+	part("webhooks are taken out, changed and led elsewhere", func(f *fixture, admin person) {
+		m := &admissionv1.MutatingWebhookConfiguration{}
+		if err := f.client.Get(f.ctx, client.ObjectKey{Name: pki.MutatingWebhooks}, m); err != nil {
+			f.Fatal(err)
+		}
+		before := m.DeepCopy()
+		for name, change := range map[string]func(*admissionv1.MutatingWebhookConfiguration){
+			"none is left": func(m *admissionv1.MutatingWebhookConfiguration) { m.Webhooks = nil },
+			"led elsewhere": func(m *admissionv1.MutatingWebhookConfiguration) {
+				m.Webhooks[0].ClientConfig.URL = new("https://127.0.0.1:1/x")
+			},
+			"for no namespace": func(m *admissionv1.MutatingWebhookConfiguration) {
+				m.Webhooks[0].NamespaceSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"never": "x"}}
+			},
+			"for no pod at all": func(m *admissionv1.MutatingWebhookConfiguration) {
+				m.Webhooks[0].Rules[0].Resources = []string{"services"}
+			},
+		} {
+			m.Webhooks = before.DeepCopy().Webhooks
+			change(m)
+			if err := f.client.Update(f.ctx, m); err != nil {
+				f.Fatal(err)
+			}
+			f.Log(name)
+			admin.finds("Objects", "not as they were installed: MutatingWebhookConfiguration atoll-pods", once)
+		}
+		m.Webhooks = before.Webhooks
+		if err := f.client.Update(f.ctx, m); err != nil {
+			f.Fatal(err)
+		}
+		admin.findsNothing()
+	})
+	part("an admission policy is bound to another", func(f *fixture, admin person) {
+		b := &admissionv1.ValidatingAdmissionPolicyBinding{}
+		if err := f.client.Get(f.ctx, client.ObjectKey{Name: "atoll-manager-nodes"}, b); err != nil {
+			f.Fatal(err)
+		}
+		before := b.Spec.PolicyName
+		b.Spec.PolicyName = "gone"
+		if err := f.client.Update(f.ctx, b); err != nil {
+			f.Fatal(err)
+		}
+		admin.finds("Objects", "not as they were installed: ValidatingAdmissionPolicyBinding atoll-manager-nodes", once)
+		b.Spec.PolicyName = before
+		if err := f.client.Update(f.ctx, b); err != nil {
+			f.Fatal(err)
+		}
+		admin.findsNothing()
+	})
 	part("the Service of the webhooks has no endpoints", func(f *fixture, admin person) {
 		service := &corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Namespace: atoll.Namespace, Name: atoll.Manager},

@@ -103,7 +103,7 @@ const definition = "CustomResourceDefinition"
 func isRight(o Object) bool { return strings.HasPrefix(o.APIVersion, "rbac.authorization.k8s.io/") }
 
 func (o *Observed) objects() Check {
-	return o.asInstalled("Objects", "all %d are there, and admission policies have their expressions", func(object Object) bool { return object.Kind != definition && !isRight(object) })
+	return o.asInstalled("Objects", "all %d are there; webhooks and admission policies are as they were installed", func(object Object) bool { return object.Kind != definition && !isRight(object) })
 }
 
 func (o *Observed) rights() Check {

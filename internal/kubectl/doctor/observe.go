@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"strings"
 	"time"
@@ -216,20 +217,64 @@ func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { retur
 
 // contentOf is the hash that the chart has of an object's content.
 func contentOf(o *unstructured.Unstructured) (string, error) {
-	content := map[string]any{}
 	spec, _, _ := unstructured.NestedMap(o.Object, "spec")
-	for key, value := range map[string]any{
+	constraints, _ := spec["matchConstraints"].(map[string]any)
+	content := filled(map[string]any{
 		"rules": o.Object["rules"], "subjects": o.Object["subjects"], "roleRef": o.Object["roleRef"],
-		"validations": spec["validations"], "validationActions": spec["validationActions"],
-	} {
-		if value != nil {
-			content[key] = value
-		}
-	}
+		"webhooks": each(o.Object["webhooks"], webhookContent), "resourceRules": each(constraints["resourceRules"], unscoped),
+		"validations": spec["validations"], "validationActions": spec["validationActions"], "policyName": spec["policyName"],
+		"matchConditions": spec["matchConditions"], "variables": spec["variables"],
+	})
 	data, err := json.Marshal(content)
 	if err != nil {
 		return "", fmt.Errorf("encoding %s %s: %w", o.GetKind(), o.GetName(), err)
 	}
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:])[:16], nil
+}
+
+// webhookContent is what the hash of a webhook is about.
+func webhookContent(webhook map[string]any) map[string]any {
+	config, _ := webhook["clientConfig"].(map[string]any)
+	service, _ := config["service"].(map[string]any)
+	content := filled(map[string]any{
+		"name": webhook["name"], "failurePolicy": webhook["failurePolicy"], "matchConditions": webhook["matchConditions"],
+		"namespaceSelector": webhook["namespaceSelector"], "objectSelector": webhook["objectSelector"],
+		"url": config["url"], "service": without(service, "port"),
+	})
+	content["rules"] = each(webhook["rules"], unscoped)
+	return content
+}
+
+func unscoped(rule map[string]any) map[string]any { return without(rule, "scope") }
+
+func without(content map[string]any, key string) map[string]any {
+	content = maps.Clone(content)
+	delete(content, key)
+	return content
+}
+
+// each changes the objects of a list.
+func each(list any, change func(map[string]any) map[string]any) []any {
+	objects, _ := list.([]any)
+	changed := make([]any, 0, len(objects))
+	for _, o := range objects {
+		object, _ := o.(map[string]any)
+		changed = append(changed, change(object))
+	}
+	return changed
+}
+
+// filled takes out what is empty.
+func filled(content map[string]any) map[string]any {
+	maps.DeleteFunc(content, func(_ string, value any) bool {
+		switch value := value.(type) {
+		case []any:
+			return len(value) == 0
+		case map[string]any:
+			return len(value) == 0
+		}
+		return value == nil
+	})
+	return content
 }
