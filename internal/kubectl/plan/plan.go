@@ -23,6 +23,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/domain/placement/rebalance"
 	"github.com/atoll-k8s/atoll/internal/domain/replacement"
+	"github.com/atoll-k8s/atoll/internal/kubectl/read"
 	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/survey"
 )
@@ -200,16 +201,14 @@ func (c *Cluster) workloads(ctx context.Context, pods kubernetes.Interface) (all
 
 // missing tells that a workload requires a policy that is not there; "" if it does not.
 func (c *Cluster) missing(o client.Object) string {
-	required := ownership.PoliciesOf(o.GetLabels())
-	if metav1.GetControllerOf(o) != nil || ownership.IgnoresMissing(o.GetAnnotations()) {
+	if metav1.GetControllerOf(o) != nil {
 		return ""
 	}
-	for kind, name := range map[string]string{"PropagationPolicy": required.RequiredPropagation, "OverridePolicy": required.RequiredOverride} {
-		if name != "" && c.objects[key{kind, o.GetNamespace(), name}] == nil {
-			return fmt.Sprintf("%s %q is not in namespace %s: new pods wait at the scheduling gate", kind, name, o.GetNamespace())
-		}
+	kind, name := read.MissingPolicy(o, func(kind, name string) bool { return c.objects[key{kind, o.GetNamespace(), name}] != nil })
+	if name == "" {
+		return ""
 	}
-	return ""
+	return fmt.Sprintf("%s %q is not in namespace %s: new pods wait at the scheduling gate", kind, name, o.GetNamespace())
 }
 
 // block adds why not all can be done.

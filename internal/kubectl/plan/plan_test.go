@@ -122,6 +122,8 @@ Deployment ns/web
 		"no policy any more": {applied: []client.Object{build.Deployment("web", build.Replicas(6))}, want: `
 Deployment ns/web
   Its pods stay where they are: no policy that it requires exists any more`},
+		"two policies that were not there before": {also: []client.Object{build.Deployment("lost", build.Requires("no-such", "neither"))}, applied: []client.Object{build.NodeGroup("hangzhou", build.Selects("h1"))}, want: `
+Nothing changes.`},
 		"a policy that is not there": {applied: []client.Object{
 			build.Deployment("web", build.Replicas(6), build.Requires("shop", "registri")), build.Deployment("new", build.Replicas(4), build.Requires("shopp", "")),
 			build.Deployment("patient", build.Requires("shopp", ""), build.Annotation(gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore)),

@@ -12,10 +12,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
-	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/kubectl/read"
 )
 
@@ -52,25 +52,15 @@ func workloads(ctx context.Context, r *read.Reader, namespace string) (all []Wor
 }
 
 func workloadOf(object any) (Workload, bool) {
-	wanted := func(replicas *int32) int32 {
-		if replicas == nil {
-			return 1
-		}
-		return *replicas
-	}
 	switch o := object.(type) {
 	case *appsv1.Deployment:
-		return Workload{o, "deployment", o.Status.ReadyReplicas, wanted(o.Spec.Replicas)}, true
+		return Workload{o, "deployment", o.Status.ReadyReplicas, ptr.Deref(o.Spec.Replicas, 1)}, true
 	case *appsv1.StatefulSet:
-		return Workload{o, "statefulset", o.Status.ReadyReplicas, wanted(o.Spec.Replicas)}, true
+		return Workload{o, "statefulset", o.Status.ReadyReplicas, ptr.Deref(o.Spec.Replicas, 1)}, true
 	case *appsv1.DaemonSet:
 		return Workload{o, "daemonset", o.Status.NumberReady, o.Status.DesiredNumberScheduled}, true
 	case *batchv1.Job: // pods that have ended are not active
-		ready := int32(0)
-		if o.Status.Ready != nil {
-			ready = *o.Status.Ready
-		}
-		return Workload{o, "job", ready, o.Status.Active}, true
+		return Workload{o, "job", ptr.Deref(o.Status.Ready, 0), o.Status.Active}, true
 	}
 	return Workload{}, false
 }
@@ -117,19 +107,10 @@ func (o *Observed) spread(w Workload) string {
 
 // missing returns a policy that a workload requires and that is not there.
 func (o *Observed) missing(w Workload) (kind, name string) {
-	if ownership.IgnoresMissing(w.GetAnnotations()) {
-		return "", ""
-	}
-	required := ownership.PoliciesOf(w.GetLabels())
-	if name := required.RequiredPropagation; name != "" && !o.PropagationsUnread && !slices.ContainsFunc(o.Propagations.Items, func(p gm.PropagationPolicy) bool {
-		return p.Namespace == w.GetNamespace() && p.Name == name
-	}) {
-		return "PropagationPolicy", name
-	}
-	if name := required.RequiredOverride; name != "" && !o.OverridesUnread && !slices.ContainsFunc(o.Overrides.Items, func(p gm.OverridePolicy) bool {
-		return p.Namespace == w.GetNamespace() && p.Name == name
-	}) {
-		return "OverridePolicy", name
-	}
-	return "", ""
+	return read.MissingPolicy(w, func(kind, name string) bool {
+		if kind == "OverridePolicy" {
+			return o.OverridesUnread || slices.ContainsFunc(o.Overrides.Items, func(p gm.OverridePolicy) bool { return p.Namespace == w.GetNamespace() && p.Name == name })
+		}
+		return o.PropagationsUnread || slices.ContainsFunc(o.Propagations.Items, func(p gm.PropagationPolicy) bool { return p.Namespace == w.GetNamespace() && p.Name == name })
+	})
 }
