@@ -66,7 +66,8 @@ func (f *fixture) mayView(user string) {
 // atoll runs the program, and returns what it prints.
 func (p person) atoll(args ...string) (stdout, stderr string, err error) {
 	var out, errs bytes.Buffer
-	cmd := exec.CommandContext(p.ctx, p.program, append([]string{"--kubeconfig", p.kubeconfig, "-n", p.ns}, args...)...)
+	cmd := exec.CommandContext(p.ctx, p.program, append([]string{"-n", p.ns}, args...)...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+p.kubeconfig)
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err = cmd.Run()
 	return out.String(), errs.String(), err
@@ -252,8 +253,13 @@ func TestKubectlAtollShowsWhatAPersonMayRead(t *testing.T) {
 			t.Errorf("%v: %v\n%s%s", args, err, out, stderr)
 		}
 	}
-	if _, stderr, err := viewer.atoll("explain", "pod", "no-such-pod"); err == nil || !strings.Contains(stderr, "there is no pod no-such-pod in namespace "+f.ns) {
-		t.Errorf("%v: %s", err, stderr)
+	for want, args := range map[string][]string{
+		"error: there is no pod no-such-pod in namespace " + f.ns + ": kubectl --kubeconfig=" + viewer.kubeconfig + " get pods": {"--kubeconfig", viewer.kubeconfig, "explain", "pod", "no-such-pod"},
+		"error: a Node has no pods of its own": {"explain", "node/seen-0"},
+	} {
+		if _, stderr, err := viewer.atoll(args...); err == nil || !strings.Contains(stderr, want) {
+			t.Errorf("%v: %s, want %q", err, stderr, want)
+		}
 	}
 	var left appsv1.DeploymentList
 	if err := f.client.List(f.ctx, &left, client.InNamespace(f.ns)); err != nil || len(left.Items) != 1 {

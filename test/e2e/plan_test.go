@@ -243,6 +243,20 @@ func TestKubectlAtollPlansWhatElseHappens(t *testing.T) {
 			f.Errorf("%v: %s%s", err, out, stderr)
 		}
 	})
+	f.part("a namespace that is not there yet", func(f *fixture) {
+		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: f.ns + "-new"}}
+		d, p := deployment("first", 2, "first"), weights("first", "else-a", 1, "else-b", 1)
+		d.Namespace, p.Namespace = namespace.Name, namespace.Name
+		file := f.file(namespace, p, d)
+		if out, stderr, err := as(f).atoll("plan", "-f", file); err == nil || !strings.Contains(stderr, "namespace from the provided object") {
+			f.Errorf("-n is another namespace: %v: %s%s", err, out, stderr)
+		}
+		out, err := exec.CommandContext(f.ctx, admin.program, "--kubeconfig", admin.kubeconfig, "plan", "-f", file).Output()
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.ExitCode() != 2 || !strings.Contains(string(out), "else-b                                        0      1") || !strings.Contains(string(out), "its namespace is not there yet") {
+			f.Errorf("%v: %s", err, out)
+		}
+	})
 	f.part("replacements", func(f *fixture) {
 		f.create(overrides("verbose"))
 		start(f, "replacements", 4, requiresOverride("verbose"))

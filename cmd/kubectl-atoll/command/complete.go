@@ -1,10 +1,37 @@
 package command
 
 import (
+	"errors"
 	"strings"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 )
+
+// completeFlags completes the values of flags.
+func (s *shared) completeFlags(c *cobra.Command) error {
+	return errors.Join(
+		c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"json", "yaml", "wide"}, cobra.ShellCompDirectiveNoFileComp)),
+		c.RegisterFlagCompletionFunc("namespace", s.completeKind(corev1.SchemeGroupVersion.WithKind("Namespace"))),
+	)
+}
+
+// completeKind completes the names of objects of a kind that are in no namespace.
+func (s *shared) completeKind(kind schema.GroupVersionKind) cobra.CompletionFunc {
+	return func(c *cobra.Command, args []string, start string) (found []string, _ cobra.ShellCompDirective) {
+		r, _, err := s.reader()
+		if err != nil || len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		for _, name := range namesOf(c.Context(), r, kind, "") {
+			if strings.HasPrefix(name, start) {
+				found = append(found, name)
+			}
+		}
+		return found, cobra.ShellCompDirectiveNoFileComp
+	}
+}
 
 // complete completes TYPE/NAME and TYPE NAME. An error completes nothing.
 func (s *shared) complete(c *cobra.Command, args []string, start string) (found []string, _ cobra.ShellCompDirective) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -12,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/cli-runtime/pkg/resource"
 	"k8s.io/client-go/kubernetes"
@@ -40,7 +42,7 @@ func (s *shared) plan() *cobra.Command {
 				return errors.New("want the objects: kubectl atoll plan -f FILE")
 			}
 			p, err := s.planOf(c.Context(), func(b *resource.Builder) *resource.Builder {
-				return b.FilenameParam(false, &resource.FilenameOptions{Filenames: files})
+				return b.FilenameParam(s.namespaceIsGiven(), &resource.FilenameOptions{Filenames: files})
 			})
 			if err != nil {
 				return err
@@ -105,7 +107,15 @@ func (s *shared) applied(namespace string, from source) (objects []client.Object
 		return nil, nil, err
 	}
 	for _, info := range infos {
+		if info.Name == "" {
+			return nil, nil, fmt.Errorf("%s in %s has no metadata.name: kubectl create takes a generateName, apply and plan do not", info.Mapping.GroupVersionKind.Kind, info.Source)
+		}
 		object, problem, err := dryRun(info)
+		if apierrors.IsNotFound(err) && slices.ContainsFunc(infos, func(n *resource.Info) bool {
+			return n.Mapping.GroupVersionKind.GroupKind() == schema.GroupKind{Kind: "Namespace"} && n.Name == info.Namespace
+		}) {
+			problem, err = fmt.Sprintf("what the API server adds to %s, and whether it accepts it: its namespace is not there yet", nameOf(object)), nil
+		}
 		if err != nil {
 			return nil, nil, err
 		}
@@ -114,14 +124,14 @@ func (s *shared) applied(namespace string, from source) (objects []client.Object
 		}
 		typed, err := scheme.New(object.GroupVersionKind())
 		if o, is := typed.(client.Object); runtime.IsNotRegisteredError(err) || is && !plan.Knows(o) {
-			unknown = append(unknown, fmt.Sprintf("what %s %s changes", object.GetKind(), object.GetName()))
+			unknown = append(unknown, "what "+nameOf(object)+" changes")
 			continue
 		}
 		if err == nil {
 			err = runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, typed)
 		}
 		if err != nil {
-			return nil, nil, fmt.Errorf("reading %s %s: %w", object.GetKind(), object.GetName(), err)
+			return nil, nil, fmt.Errorf("reading %s: %w", nameOf(object), err)
 		}
 		if o, is := typed.(client.Object); is {
 			objects = append(objects, o)
@@ -130,6 +140,8 @@ func (s *shared) applied(namespace string, from source) (objects []client.Object
 	return objects, unknown, nil
 }
 
+func nameOf(o *unstructured.Unstructured) string { return o.GetKind() + " " + o.GetName() }
+
 // dryRun applies an object without storing it, as kubectl apply --server-side does: under its
 // name, so that a field that it has set and that the file does not have any more goes.
 func dryRun(info *resource.Info) (object *unstructured.Unstructured, problem string, err error) {
@@ -137,7 +149,7 @@ func dryRun(info *resource.Info) (object *unstructured.Unstructured, problem str
 	if !is {
 		return nil, "", fmt.Errorf("%s is no object", info.Source)
 	}
-	name := fmt.Sprintf("%s %s", object.GetKind(), object.GetName())
+	name := nameOf(object)
 	body, err := object.MarshalJSON()
 	if err != nil {
 		return nil, "", err
@@ -149,7 +161,7 @@ func dryRun(info *resource.Info) (object *unstructured.Unstructured, problem str
 	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), " cannot "): // of RBAC, and of no quota or namespace that ends
 		return object, fmt.Sprintf("what the API server adds to %s, and whether it accepts it: you may not apply it", name), nil
 	case err != nil:
-		return nil, "", fmt.Errorf("%s would be refused: %w", name, err)
+		return object, "", fmt.Errorf("%s would be refused: %w", name, err)
 	}
 	applied, is := answer.(*unstructured.Unstructured)
 	if !is {

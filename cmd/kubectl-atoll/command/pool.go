@@ -25,6 +25,8 @@ func (s *shared) pool() *cobra.Command {
 		Short:   "The kubeconfig with which people look into a pool while the cloud is away: fetch it before",
 		Example: "  kubectl atoll pool kubeconfig hangzhou > hangzhou.kubeconfig",
 		Args:    cobra.ExactArgs(1),
+
+		ValidArgsFunction: s.completeKind(apps.GroupVersion.WithKind("NodePool")),
 		RunE: func(c *cobra.Command, args []string) error {
 			r, _, err := s.reader()
 			if err != nil {

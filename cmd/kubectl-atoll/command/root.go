@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strings"
 	"unicode"
@@ -25,13 +26,15 @@ type shared struct {
 	genericiooptions.IOStreams
 	config *genericclioptions.ConfigFlags
 	output string
+	// root has the flags of all verbs.
+	root *cobra.Command
 }
 
 // version is set when a release is built.
 var version = "devel"
 
-// New returns the command.
-func New(streams genericiooptions.IOStreams) *cobra.Command {
+// newRoot returns the command, and what its verbs share.
+func newRoot(streams genericiooptions.IOStreams) (*cobra.Command, *shared) {
 	s := &shared{IOStreams: streams, config: genericclioptions.NewConfigFlags(true)}
 	root := &cobra.Command{
 		Use:           "kubectl-atoll",
@@ -56,8 +59,12 @@ func New(streams genericiooptions.IOStreams) *cobra.Command {
 		return c
 	}
 	root.PersistentFlags().StringVarP(&s.output, "output", "o", "", "json or yaml, for programs; wide is the text for people, as without -o")
+	s.root = root
+	if err := s.completeFlags(root); err != nil {
+		panic(err) // the flags are there
+	}
 	root.AddCommand(s.doctor(), s.explain(), s.plan(), s.pool(), s.status(), s.top(), s.tree(), s.ui())
-	return root
+	return root, s
 }
 
 // reader connects to the cluster, and returns the namespace of the command.
@@ -72,6 +79,39 @@ func (s *shared) reader() (*read.Reader, string, error) {
 	}
 	r, err := read.New(config)
 	return r, namespace, err
+}
+
+// namespaceIsGiven reports whether -n was given.
+func (s *shared) namespaceIsGiven() bool { return s.root.PersistentFlags().Changed("namespace") }
+
+var command = regexp.MustCompile(`\b(kubectl (?:atoll )?|helm )`)
+
+// here gives the commands in a text the flags that led this command to its cluster.
+func (s *shared) here(text string) string {
+	of := func(prefix string) (flags string) {
+		for _, name := range []string{"kubeconfig", "context", "cluster", "user", "as"} {
+			if f := s.root.PersistentFlags().Lookup(name); f.Changed && (prefix == "" || name == "kubeconfig" || name == "context") {
+				flags += fmt.Sprintf("--%s=%s ", strings.Replace(name, "context", prefix+"context", 1), quoted(f.Value.String()))
+			}
+		}
+		return flags
+	}
+	return command.ReplaceAllStringFunc(text, func(program string) string {
+		if program == "helm " {
+			return program + of("kube-")
+		}
+		return program + of("")
+	})
+}
+
+// quoted quotes an argument for a shell, if that is necessary.
+func quoted(argument string) string {
+	if argument != "" && !strings.ContainsFunc(argument, func(r rune) bool {
+		return !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune("-_./:@", r)
+	}) {
+		return argument
+	}
+	return "'" + strings.ReplaceAll(argument, "'", `'\''`) + "'"
 }
 
 // print prints a value as -o says; text prints it for people, on a terminal with lines that fit it.
@@ -94,7 +134,7 @@ func (s *shared) print(value any, text func(io.Writer) error) error {
 	if err := text(&whole); err != nil {
 		return err
 	}
-	out := printable(whole.String())
+	out := s.here(printable(whole.String()))
 	if width := columns(s.Out); width > 0 {
 		out = wrap(out, width)
 	}
@@ -122,14 +162,14 @@ func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
 // Main runs the command, and returns the exit code: 0, or 1 after an error; plan and doctor have others.
 func Main(ctx context.Context, streams genericiooptions.IOStreams, args []string) int {
-	root := New(streams)
+	root, s := newRoot(streams)
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
 	if code, is := errors.AsType[exitCode](err); is {
 		return int(code)
 	}
 	if err != nil {
-		_, _ = fmt.Fprintln(streams.ErrOut, "error:", err)
+		_, _ = fmt.Fprintln(streams.ErrOut, "error:", s.here(err.Error()))
 		return 1
 	}
 	return 0

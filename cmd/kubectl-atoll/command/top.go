@@ -1,10 +1,12 @@
 package command
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -12,26 +14,45 @@ import (
 )
 
 func (s *shared) top() *cobra.Command {
-	c := &cobra.Command{Use: "top", Short: "How full NodeGroups are"}
-	c.AddCommand(&cobra.Command{
+	again := false
+	groups := &cobra.Command{
 		Use:   "groups",
 		Short: "The pods of each NodeGroup that are wanted, there and Ready, and what pods request of its nodes, in all namespaces",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			r, _, err := s.reader()
-			if err != nil {
-				return err
+			for {
+				if err := s.topGroups(c.Context(), again); !again || err != nil && c.Context().Err() == nil {
+					return err
+				}
+				select {
+				case <-time.After(2 * time.Second):
+				case <-c.Context().Done():
+					return nil
+				}
 			}
-			o, err := top.Observe(c.Context(), r)
-			if err != nil {
-				return err
-			}
-			t := top.Of(o)
-			t.Unread = r.Unread()
-			return s.print(t, func(w io.Writer) error { return writeTop(w, &t) })
 		},
-	})
+	}
+	groups.Flags().BoolVarP(&again, "watch", "w", false, "show it again every two seconds, until you press Ctrl-C")
+	c := &cobra.Command{Use: "top", Short: "How full NodeGroups are"}
+	c.AddCommand(groups)
 	return c
+}
+
+func (s *shared) topGroups(ctx context.Context, again bool) error {
+	r, _, err := s.reader()
+	if err != nil {
+		return err
+	}
+	o, err := top.Observe(ctx, r)
+	if err != nil {
+		return err
+	}
+	t := top.Of(o)
+	t.Unread = r.Unread()
+	if again && columns(s.Out) > 0 {
+		_, _ = io.WriteString(s.Out, "\033[H\033[2J") // an empty terminal
+	}
+	return s.print(t, func(w io.Writer) error { return writeTop(w, &t) })
 }
 
 func writeTop(w io.Writer, t *top.Top) error {

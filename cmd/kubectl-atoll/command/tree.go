@@ -53,6 +53,13 @@ func (s *shared) kindOf(resource string) (schema.GroupVersionKind, error) {
 	if meta.IsNoMatchError(err) {
 		return kind, fmt.Errorf("the cluster does not serve %q: kubectl api-resources lists what it serves", resource)
 	}
+	if err != nil {
+		return kind, err
+	}
+	mapping, err := mapper.RESTMapping(kind.GroupKind(), kind.Version)
+	if err == nil && mapping.Scope.Name() == meta.RESTScopeNameRoot {
+		return kind, fmt.Errorf("a %s has no pods of its own: want a pod, or a workload such as deployment/NAME", kind.Kind)
+	}
 	return kind, err
 }
 

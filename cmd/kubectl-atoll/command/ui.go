@@ -28,8 +28,8 @@ your rights, and writes nothing. Without -n it shows all namespaces.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			namespace := ""
-			if flag := c.Flags().Lookup("namespace"); flag.Changed && !all {
-				namespace = flag.Value.String()
+			if s.namespaceIsGiven() && !all {
+				namespace = *s.config.Namespace
 			}
 			return s.serve(c.Context(), namespace, port, open)
 		},
@@ -105,7 +105,7 @@ func (s *shared) explainText(ctx context.Context, kind, namespace, name string) 
 	}
 	var text bytes.Buffer
 	err = answer.write(&text)
-	return text.String(), err
+	return s.here(text.String()), err
 }
 
 // planText is what plan prints.
@@ -114,5 +114,5 @@ func (s *shared) planText(ctx context.Context, objects []byte) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return p.Text(), nil
+	return s.here(p.Text()), nil
 }

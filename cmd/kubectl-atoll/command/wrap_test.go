@@ -6,6 +6,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"pgregory.net/rapid"
 )
 
@@ -32,6 +33,27 @@ func TestWrapLosesNothing(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestCommandsLeadToTheSameCluster: a command that is printed has the flags with which this one was led to its cluster.
+func TestCommandsLeadToTheSameCluster(t *testing.T) {
+	const text = "error: kubectl get pods lists them\n  kubectl atoll explain pod/x\n  helm get manifest atoll | kubectl apply -f -\n  kubectl-atoll 0.1.0"
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{nil, text},
+		{[]string{"--context=edge", "-n", "w"}, "error: kubectl --context=edge get pods lists them\n  kubectl atoll --context=edge explain pod/x\n  helm --kube-context=edge get manifest atoll | kubectl --context=edge apply -f -\n  kubectl-atoll 0.1.0"},
+		{[]string{"--kubeconfig", "my config", "--as", "ann", "--token", "secret"}, "error: kubectl --kubeconfig='my config' --as=ann get pods lists them\n  kubectl atoll --kubeconfig='my config' --as=ann explain pod/x\n  helm --kubeconfig='my config' get manifest atoll | kubectl --kubeconfig='my config' --as=ann apply -f -\n  kubectl-atoll 0.1.0"},
+	} {
+		_, s := newRoot(genericiooptions.NewTestIOStreamsDiscard())
+		if err := s.root.PersistentFlags().Parse(c.args); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(c.want, s.here(text)); diff != "" {
+			t.Errorf("%v: -want +got\n%s", c.args, diff)
+		}
+	}
 }
 
 // TestPrintable: texts of the cluster move no cursor, and add no lines of their own.

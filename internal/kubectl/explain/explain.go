@@ -69,12 +69,20 @@ func Explain(o *Observed) Explanation {
 }
 
 func (o *Observed) owner() string {
-	var names []string
-	for _, owner := range slices.Backward(o.Owners) {
-		names = append(names, owner.Kind+" "+owner.Name)
-	}
-	if len(names) == 0 {
+	if len(o.Owners) == 0 && o.Unseen == "" {
 		return "none: the pod is a workload of its own"
+	}
+	return o.names(o.Owners)
+}
+
+// names names owners, the highest first.
+func (o *Observed) names(owners []*metav1.PartialObjectMetadata) string {
+	var names []string
+	if o.Unseen != "" {
+		names = append(names, o.Unseen)
+	}
+	for _, owner := range slices.Backward(owners) {
+		names = append(names, owner.Kind+" "+owner.Name)
 	}
 	return strings.Join(names, " › ")
 }
@@ -85,6 +93,8 @@ func (o *Observed) requires() ownership.PolicyOwners { return ownership.PolicyOw
 func (o *Observed) policy() string {
 	owner := o.requires().Propagation
 	switch {
+	case owner == nil && o.Unseen != "":
+		return "not known: that of " + o.Unseen
 	case owner == nil && o.requires().Override == nil:
 		return "none: kube-scheduler alone places the pod"
 	case owner == nil:
@@ -312,6 +322,9 @@ func (o *Observed) gated() *Obstacle {
 	if o.PoliciesUnread {
 		return &Obstacle{"the scheduling gate of Atoll, and you may not read the policies that tell why", fmt.Sprintf("kubectl -n %s auth can-i get propagationpolicies.groupmanagement.kubeedge.io", o.Pod.Namespace)}
 	}
+	if o.Unseen != "" && (owners.Propagation == nil || o.Propagation == nil) {
+		return &Obstacle{"the scheduling gate of Atoll: which policies it requires is told by " + o.Unseen, o.describe()}
+	}
 	if owner := owners.Propagation; owner != nil && o.Propagation == nil {
 		return missing("PropagationPolicy", gm.RequiredPropagationPolicyLabel, owner.Policies.RequiredPropagation, owner, o.PropagationNames)
 	}
@@ -472,7 +485,7 @@ func (o *Observed) notReady() *Obstacle {
 		case s.State.Waiting != nil && s.State.Waiting.Reason != "PodInitializing":
 			return &Obstacle{strings.TrimSuffix(fmt.Sprintf("container %s: %s: %s", s.Name, s.State.Waiting.Reason, s.State.Waiting.Message), ": "), o.describe()}
 		case s.State.Terminated != nil && s.State.Terminated.ExitCode != 0:
-			return &Obstacle{fmt.Sprintf("container %s has ended with code %d: %s", s.Name, s.State.Terminated.ExitCode, s.State.Terminated.Reason), fmt.Sprintf("kubectl -n %s logs %s -c %s --previous", o.Pod.Namespace, o.Pod.Name, s.Name)}
+			return &Obstacle{fmt.Sprintf("container %s has ended with code %d: %s", s.Name, s.State.Terminated.ExitCode, s.State.Terminated.Reason), fmt.Sprintf("kubectl -n %s logs %s -c %s", o.Pod.Namespace, o.Pod.Name, s.Name)}
 		case s.State.Running != nil && !s.Ready:
 			return &Obstacle{fmt.Sprintf("container %s runs and is not ready", s.Name), fmt.Sprintf("kubectl -n %s logs %s -c %s", o.Pod.Namespace, o.Pod.Name, s.Name)}
 		}

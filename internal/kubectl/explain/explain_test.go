@@ -3,6 +3,7 @@ package explain
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
@@ -157,7 +159,7 @@ kubectl describe node nodec`},
 Policy: none: kube-scheduler alone places the pod
 Node: nodec: Ready
 waits: container web has ended with code 137: OOMKilled
-kubectl -n ns logs web-1 -c web --previous`},
+kubectl -n ns logs web-1 -c web`},
 		"a readiness gate": {pod: []build.Option{onNode, build.With(func(p *corev1.Pod) {
 			p.Status.StartTime = &metav1.Time{Time: time.Unix(1, 0)}
 			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionFalse, Message: `the status of pod readiness gate "lb" is not "True"`}}
@@ -254,23 +256,7 @@ func TestSurplusPodsThatStay(t *testing.T) {
 // TestPoliciesThatMayNotBeRead: nobody is told to create a policy that is there, or to take a label off.
 func TestPoliciesThatMayNotBeRead(t *testing.T) {
 	owner := build.Deployment("web", build.Requires("shop", "registry"))
-	kinds, err := read.Scheme()
-	if err == nil {
-		err = scheme.AddToScheme(kinds)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := fake.NewClientBuilder().WithScheme(kinds).WithObjects(owner, build.Pod("web-1", build.Gated(), build.OwnedBy(owner))).WithInterceptorFuncs(interceptor.Funcs{
-		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, object client.Object, options ...client.GetOption) error {
-			switch object.(type) {
-			case *gm.PropagationPolicy, *gm.OverridePolicy:
-				return apierrors.NewForbidden(gm.GroupVersion.WithResource("policies").GroupResource(), key.Name, nil)
-			}
-			return c.Get(ctx, key, object, options...)
-		},
-	}).Build()
-	r := read.For(c, kinds)
+	r := readerWithout(t, []string{"PropagationPolicy", "OverridePolicy"}, owner, build.Pod("web-1", build.Gated(), build.OwnedBy(owner)))
 	o, err := Observe(t.Context(), r, build.Namespace, "web-1")
 	if err != nil {
 		t.Fatal(err)
@@ -285,8 +271,34 @@ kubectl -n ns auth can-i get propagationpolicies.groupmanagement.kubeedge.io`
 	}
 }
 
-// reader reads these objects.
-func reader(t *testing.T, objects ...client.Object) *read.Reader {
+// TestOwnersThatMayNotBeRead: nobody is told that a pod has no owner or no policy, or to label what inherits its labels.
+func TestOwnersThatMayNotBeRead(t *testing.T) {
+	owner := build.Deployment("web", build.Requires("shop", ""))
+	rs := build.ReplicaSet("web-1", build.OwnedBy(owner), build.Requires("shop", ""))
+	for unread, want := range map[string]string{
+		"ReplicaSet": `Owner: ReplicaSet web-1, which you may not read
+Policy: not known: that of ReplicaSet web-1, which you may not read
+waits: the scheduling gate of Atoll: which policies it requires is told by ReplicaSet web-1, which you may not read
+kubectl -n ns describe pod web-1-x`,
+		"Deployment": `Owner: Deployment web, which you may not read › ReplicaSet web-1
+Policy: PropagationPolicy shop, which ReplicaSet web-1 requires, is not there
+waits: the scheduling gate of Atoll: which policies it requires is told by Deployment web, which you may not read
+kubectl -n ns describe pod web-1-x`,
+	} {
+		r := readerWithout(t, []string{unread}, owner, rs, build.Pod("web-1-x", build.Gated(), build.OwnedBy(rs)))
+		o, err := Observe(t.Context(), r, build.Namespace, "web-1-x")
+		if err != nil {
+			t.Fatal(err)
+		}
+		e := Explain(o)
+		if diff := cmp.Diff(want, text(&e)); diff != "" {
+			t.Errorf("without %s: %s", unread, diff)
+		}
+	}
+}
+
+// readerWithout reads these objects, but may not get those of some kinds.
+func readerWithout(t *testing.T, unread []string, objects ...client.Object) *read.Reader {
 	t.Helper()
 	kinds, err := read.Scheme()
 	if err == nil {
@@ -295,12 +307,25 @@ func reader(t *testing.T, objects ...client.Object) *read.Reader {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return read.For(fake.NewClientBuilder().WithScheme(kinds).WithObjects(objects...).Build(), kinds)
+	return read.For(fake.NewClientBuilder().WithScheme(kinds).WithObjects(objects...).WithInterceptorFuncs(interceptor.Funcs{
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, object client.Object, options ...client.GetOption) error {
+			if kind, err := apiutil.GVKForObject(object, kinds); err != nil || slices.Contains(unread, kind.Kind) {
+				return apierrors.NewForbidden(schema.GroupResource{Resource: kind.Kind}, key.Name, err)
+			}
+			return c.Get(ctx, key, object, options...)
+		},
+	}).Build(), kinds)
+}
+
+// reader reads these objects.
+func reader(t *testing.T, objects ...client.Object) *read.Reader {
+	t.Helper()
+	return readerWithout(t, nil, objects...)
 }
 
 // TestNearest: a name that is wrong by one or two letters is recognized, and no other one.
 func TestNearest(t *testing.T) {
-	for name, want := range map[string]string{"shop": "shop", "shopp": "shop", "shpo": "shop", "hsop": "shop", "sho": "shop", "off": "office", "bakery": "", "": ""} {
+	for name, want := range map[string]string{"shop": "shop", "shopp": "shop", "shpo": "shop", "hsop": "shop", "sho": "shop", "off": "office", "bakery": "", "fol": "", "": ""} {
 		if got := nearest(name, []string{"office", "shop"}); got != want {
 			t.Errorf("%q is taken for %q, want %q", name, got, want)
 		}

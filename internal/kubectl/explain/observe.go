@@ -21,6 +21,9 @@ type Observed struct {
 	Pod *corev1.Pod
 	// Owners are the pod's owners, the direct one first. They have metadata only.
 	Owners []*metav1.PartialObjectMetadata
+	// Unseen names the first owner that could not be read, and why; "" if all were. What is above it, and the policies
+	// that it requires, are not known.
+	Unseen string
 	// Node is the pod's.
 	Node *corev1.Node
 	// Propagation and Override are the policies that the pod's workload requires, and
@@ -80,6 +83,11 @@ func (o *Observed) observeOwners(ctx context.Context, r *read.Reader) error {
 			return err
 		}
 		if !found || owner.UID != ref.UID {
+			why := "which is not there any more, or of a kind that the cluster does not serve"
+			if r.Forbidden("get", o.Pod.Namespace, owner) {
+				why = "which you may not read"
+			}
+			o.Unseen = fmt.Sprintf("%s %s, %s", ref.Kind, ref.Name, why)
 			return nil
 		}
 		owner.SetGroupVersionKind(schema.FromAPIVersionAndKind(ref.APIVersion, ref.Kind))

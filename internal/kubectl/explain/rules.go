@@ -27,10 +27,10 @@ func othersOf(rule *gm.RuleWithNodeGroup) string {
 	return strings.Join(parts, "; ")
 }
 
-// nearest returns the name that differs from another one by two letters at most, or else the only one
-// that begins with it; "" if there is none.
+// nearest returns the name that differs from another one by two letters at most, and by half of them, or else
+// the only one that begins with it; "" if there is none.
 func nearest(name string, have []string) string {
-	best, least := "", 3
+	best, least := "", min(2, len(name)/2)+1
 	if longer := slices.DeleteFunc(slices.Clone(have), func(other string) bool { return !strings.HasPrefix(other, name) }); name != "" && len(longer) == 1 {
 		best = longer[0]
 	}

@@ -57,7 +57,7 @@ func OfWorkload(ctx context.Context, r *read.Reader, workload *metav1.PartialObj
 	if err != nil {
 		return nil, err
 	}
-	ready, waiting := 0, map[string][]string{}
+	ready, ended, waiting := 0, 0, map[string][]string{}
 	var causes []*corev1.Pod // one pod for each
 	for i := range pods {
 		pod := &pods[i]
@@ -65,8 +65,12 @@ func OfWorkload(ctx context.Context, r *read.Reader, workload *metav1.PartialObj
 			ready++
 			continue
 		}
-		if pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
-			continue // they wait for nothing
+		if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+			ended++
+			continue
+		}
+		if pod.DeletionTimestamp != nil {
+			continue // it waits for nothing
 		}
 		k := looks(pod)
 		if waiting[k] == nil {
@@ -74,7 +78,11 @@ func OfWorkload(ctx context.Context, r *read.Reader, workload *metav1.PartialObj
 		}
 		waiting[k] = append(waiting[k], pod.Name)
 	}
-	for _, f := range []Fact{{"Owner", o.above()}, {"Policy", o.policy()}, {"Override", o.overridePolicy()}, {"Share", o.share()}, {"Pods", fmt.Sprintf("%d of %d are Ready", ready, len(pods))}} {
+	count := fmt.Sprintf("%d of %d are Ready", ready, len(pods)-ended)
+	if ended > 0 {
+		count += fmt.Sprintf(", %d have ended", ended)
+	}
+	for _, f := range []Fact{{"Owner", o.above()}, {"Policy", o.policy()}, {"Override", o.overridePolicy()}, {"Share", o.share()}, {"Pods", count}} {
 		if f.Text != "" {
 			w.Facts = append(w.Facts, f)
 		}
@@ -134,11 +142,7 @@ func (w *Workload) add(o *Obstacle, pods []string) {
 
 // above names the owners of a workload; "" without one.
 func (o *Observed) above() string {
-	var names []string
-	for _, owner := range slices.Backward(o.Owners[min(1, len(o.Owners)):]) {
-		names = append(names, owner.Kind+" "+owner.Name)
-	}
-	return strings.Join(names, " › ")
+	return o.names(o.Owners[min(1, len(o.Owners)):])
 }
 
 // overridePolicy names the OverridePolicy; "" without one.

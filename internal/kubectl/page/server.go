@@ -24,6 +24,8 @@ const (
 	maxObjects = 4 << 20
 	// keepAlive is how often a stream without events has a comment, so that a page that is gone is noticed.
 	keepAlive = 15 * time.Second
+	// patience is how long the page waits for an answer.
+	patience = 30 * time.Second
 )
 
 // Server serves the page. Explain and Plan return text for people.
@@ -74,8 +76,9 @@ func (s *Server) handler(host string) http.Handler {
 	}
 	mux.Handle("GET /", http.FileServerFS(static))
 	mux.HandleFunc("GET /events", s.events)
-	mux.HandleFunc("GET /explain", s.explain)
-	mux.HandleFunc("POST /plan", s.plan)
+	for path, answer := range map[string]http.HandlerFunc{"GET /explain": s.explain, "POST /plan": s.plan} {
+		mux.Handle(path, http.TimeoutHandler(answer, patience, fmt.Sprintf("error: the API server has not answered within %v", patience)))
+	}
 	page := http.StripPrefix("/"+s.token, mux)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()

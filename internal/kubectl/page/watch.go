@@ -28,6 +28,8 @@ const (
 	drawInterval = 200 * time.Millisecond
 	// pingInterval is how often it is tried whether the API server answers.
 	pingInterval = 3 * time.Second
+	// refusedFor is how long a refusal of a watch counts: client-go tries again within a minute.
+	refusedFor = 90 * time.Second
 )
 
 // watcher keeps what the person may read.
@@ -38,16 +40,16 @@ type watcher struct {
 	// watched are the lists that are read from the cache. replicaSets and jobs are two of them.
 	watched           map[client.ObjectList]client.Object
 	replicaSets, jobs *metav1.PartialObjectMetadataList
-	// dirty says that something has changed, and away why the picture may be old.
-	dirty chan struct{}
-	away  chan string
+	// dirty says that something has changed, refused why a watch was refused, and away why the picture may be old.
+	dirty         chan struct{}
+	refused, away chan string
 }
 
 // Watch watches what the person may read, and keeps the picture of a feed. It returns when ctx is done, or
 // when the first lists fail. Namespaced kinds are watched in one namespace, or in all for "".
 func Watch(ctx context.Context, config *rest.Config, r *read.Reader, namespace string, feed *Feed) error {
 	w := &watcher{
-		reader: r, dirty: make(chan struct{}, 1), away: make(chan string), observed: Observed{Reading: true},
+		reader: r, dirty: make(chan struct{}, 1), refused: make(chan string), away: make(chan string), observed: Observed{Reading: true},
 		replicaSets: read.MetadataOf("apps/v1", "ReplicaSetList"), jobs: read.MetadataOf("batch/v1", "JobList"),
 	}
 	scheme, err := read.Scheme()
@@ -101,7 +103,12 @@ func (w *watcher) prepare(ctx context.Context, namespace string) error {
 		}
 	}
 	for list, object := range w.watched {
-		may, err := w.reader.Serves(ctx, list, client.InNamespace(namespace))
+		of := namespace
+		switch list.(type) {
+		case *gm.NodeGroupList, *apps.NodePoolList, *corev1.NodeList:
+			of = "" // they are in no namespace
+		}
+		may, err := w.reader.Serves(ctx, list, client.InNamespace(of))
 		if err != nil {
 			return err
 		}
@@ -154,12 +161,13 @@ func (w *watcher) watchFailed(ctx context.Context, _ *toolscache.Reflector, err 
 		return
 	}
 	select {
-	case w.away <- err.Error():
+	case w.refused <- err.Error():
 	case <-ctx.Done():
 	}
 }
 
-// ping tells, whenever it changes, why the API server does not answer; "" if it does.
+// ping tells, whenever it changes, why what is shown may be old: the API server does not answer, or it has refused a
+// watch within refusedFor; "" if neither.
 func (w *watcher) ping(ctx context.Context, config *rest.Config) {
 	config = rest.CopyConfig(config)
 	config.Timeout = pingInterval
@@ -167,8 +175,12 @@ func (w *watcher) ping(ctx context.Context, config *rest.Config) {
 	if err != nil {
 		return // the cache could not be made either
 	}
-	for last := ""; ; {
+	last, refusal, refusedAt := "", "", time.Time{}
+	for {
 		now := ""
+		if time.Since(refusedAt) < refusedFor {
+			now = refusal
+		}
 		if _, err := server.ServerVersion(); err != nil {
 			now = "the API server does not answer: " + err.Error()
 		}
@@ -182,6 +194,8 @@ func (w *watcher) ping(ctx context.Context, config *rest.Config) {
 		}
 		select {
 		case <-time.After(pingInterval):
+		case refusal = <-w.refused:
+			refusedAt = time.Now()
 		case <-ctx.Done():
 			return
 		}

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
@@ -42,6 +43,8 @@ import (
 // Cluster has the objects on which the decisions depend.
 type Cluster struct {
 	objects map[key]client.Object
+	// fresh are those that With has added.
+	fresh sets.Set[key]
 }
 
 // key names an object; Kind is enough, because no two kinds here have the same.
@@ -119,14 +122,18 @@ func (c *Cluster) addList(list client.ObjectList) {
 // what follows from that: nodes are in their NodePools and NodeGroups, workloads have their
 // labels, and ReplicaSets the replicas of their Deployment.
 func (c *Cluster) With(applied []client.Object) (*Cluster, error) {
-	next := &Cluster{objects: maps.Clone(c.objects)}
+	next := &Cluster{objects: maps.Clone(c.objects), fresh: sets.New[key]()}
 	for _, o := range applied {
 		k := keyOf(o)
 		if k.Kind == "" {
 			continue
 		}
 		o = o.DeepCopyObject().(client.Object)
-		switch before := c.objects[k]; {
+		before := c.objects[k]
+		if before == nil {
+			next.fresh.Insert(k)
+		}
+		switch {
 		case o.GetUID() != "": // the API server has answered
 		case before != nil:
 			o.SetUID(before.GetUID())

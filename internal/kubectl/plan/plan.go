@@ -66,6 +66,8 @@ type Workload struct {
 	Replacements []Pod `json:"replacements,omitempty"`
 	// Blocked is why not all of it can be done now.
 	Blocked []string `json:"blocked,omitempty"`
+	// Unknown is what cannot be known of a new workload.
+	Unknown string `json:"unknown,omitempty"`
 }
 
 // Group has the numbers of pods of a NodeGroup.
@@ -170,6 +172,9 @@ func (c *Cluster) workloads(ctx context.Context, pods kubernetes.Interface) (all
 			if err := w.spread(ctx, s, policy, object); err != nil {
 				w.block(err.Error())
 			}
+			if c.fresh.Has(key{object.Kind, object.Namespace, object.Name}) {
+				w.begin(s, policy, object)
+			}
 		}
 	}
 	for _, policy := range of[*gm.OverridePolicy](c) {
@@ -246,6 +251,27 @@ func (w *Workload) spread(ctx context.Context, s *survey.Surveyor, policy *gm.Pr
 		w.block("a rollout is in progress: pods are moved when it is over")
 	}
 	return nil
+}
+
+// begin tells what is not known of a workload that is new.
+func (w *Workload) begin(s *survey.Surveyor, policy *gm.PropagationPolicy, object *ownership.Object) {
+	switch {
+	case w.Kind == "DaemonSet":
+		w.Groups, w.Unknown = nil, "on which nodes it runs: its controller decides that, and no policy divides its pods"
+		return
+	case object.Replicas == nil || w.Kind == "Job":
+		w.Groups, w.Unknown = nil, "where it runs: the policy decides that for each pod as it is created, and never moves such a pod"
+		return
+	}
+	spread, err := s.Policies.Spread(policy, object.Ties())
+	if err != nil {
+		return // it blocks already
+	}
+	// The last letters of these two make the two orders of equal groups (see placement.Spread.For).
+	n := int(*object.Replicas)
+	if !slices.Equal(spread.For("a").Divide(n), spread.For("b").Divide(n)) {
+		w.Unknown = "which of equal NodeGroups gets a pod more: its UID decides that"
+	}
 }
 
 // inTurn returns the pods that leave as they leave one after the other: each time one of the
@@ -381,6 +407,9 @@ func (w *Workload) write(line func(string, ...any)) {
 	list("Leave their NodeGroup", w.Moves)
 	list("Restart in place with other images", w.Restarts)
 	list("Are replaced, because other fields change", w.Replacements)
+	if w.Unknown != "" {
+		line("  Not known: %s", w.Unknown)
+	}
 	for _, why := range w.Blocked {
 		line("  Blocked: %s", why)
 	}

@@ -142,6 +142,23 @@ Deployment ns/new
   NODEGROUP, BY shop                          NOW   THEN
   beijing                                       0      2
   hangzhou                                      0      2`},
+		"a new workload with a pod more than equal groups can share": {applied: []client.Object{
+			build.Deployment("new", build.Replicas(5), build.Requires("shop", ""), build.UID("b")),
+		}, want: `
+Deployment ns/new
+  NODEGROUP, BY shop                          NOW   THEN
+  beijing                                       0      2
+  hangzhou                                      0      3
+  Not known: which of equal NodeGroups gets a pod more: its UID decides that`},
+		"new workloads that are not divided before they have pods": {applied: []client.Object{
+			build.Job("once", build.Requires("shop", "")), build.DaemonSet("everywhere", build.Requires("shop", "")), build.Pod("alone", build.Requires("shop", "")),
+		}, want: `
+DaemonSet ns/everywhere
+  Not known: on which nodes it runs: its controller decides that, and no policy divides its pods
+Job ns/once
+  Not known: where it runs: the policy decides that for each pod as it is created, and never moves such a pod
+Pod ns/alone
+  Not known: where it runs: the policy decides that for each pod as it is created, and never moves such a pod`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			scheme, err := read.Scheme()

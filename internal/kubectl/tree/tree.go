@@ -35,26 +35,43 @@ func Of(ctx context.Context, r *read.Reader, workload *metav1.PartialObjectMetad
 	if err != nil {
 		return nil, err
 	}
+	groups, err := groupsOf(ctx, r, pods)
+	if err != nil {
+		return nil, err
+	}
 	root := &Branch{Kind: workload.Kind, Name: workload.Name}
 	for i := range pods {
-		root.add(&pods[i])
+		root.add(&pods[i], groups[pods[i].Spec.NodeName])
 	}
 	root.sort()
 	root.Unread = r.Unread()
 	return root, nil
 }
 
-// add adds a pod, and the branches on its way.
-func (b *Branch) add(pod *corev1.Pod) {
+// groupsOf returns the NodeGroup of each node, if there are pods that do not name theirs: those of DaemonSets do not.
+func groupsOf(ctx context.Context, r *read.Reader, pods []corev1.Pod) (map[string]string, error) {
+	if !slices.ContainsFunc(pods, func(pod corev1.Pod) bool { return pod.Spec.NodeName != "" && pod.Labels[gm.NodeGroupLabel] == "" }) {
+		return nil, nil
+	}
+	nodes, groups := read.MetadataOf("v1", "NodeList"), map[string]string{}
+	err := r.List(ctx, nodes)
+	for i := range nodes.Items {
+		groups[nodes.Items[i].Name] = nodes.Items[i].Labels[gm.NodeGroupLabel]
+	}
+	return groups, err
+}
+
+// add adds a pod, and the branches on its way. group is that of its node.
+func (b *Branch) add(pod *corev1.Pod, group string) {
 	ready := 0
 	if read.IsReady(pod) {
 		ready = 1
 	}
 	revision := ownership.Revision(pod.Labels, "")
-	group, node := pod.Labels[gm.NodeGroupLabel], pod.Spec.NodeName
+	node := pod.Spec.NodeName
 	at := b
 	at.count(ready)
-	for _, step := range [][2]string{{"Revision", revision}, {"NodeGroup", cmp.Or(group, "none")}, {"Node", cmp.Or(node, "none yet")}} {
+	for _, step := range [][2]string{{"Revision", revision}, {"NodeGroup", cmp.Or(pod.Labels[gm.NodeGroupLabel], group, "none")}, {"Node", cmp.Or(node, "none yet")}} {
 		if step[1] == "" {
 			continue
 		}

@@ -48,6 +48,7 @@ func TestTree(t *testing.T) {
 		build.Pod("c", build.OwnedBy(after), revision("2"), build.Gated()),
 		build.Pod("d", build.OwnedBy(after), revision("2"), build.InGroup("hangzhou")),
 		build.Pod("other", build.OwnedBy(build.ReplicaSet("other"))), build.Pod("bare"),
+		build.DaemonSet("agent"), build.Pod("agent-1", build.OwnedBy(build.DaemonSet("agent")), build.On("noded"), ready), build.Node("noded", build.InGroup("beijing")),
 	).Build()
 	root, err := Of(t.Context(), read.For(c, kinds), &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{Kind: "Deployment"}, ObjectMeta: web.ObjectMeta})
 	if err != nil {
@@ -69,6 +70,10 @@ func TestTree(t *testing.T) {
 `
 	if diff := cmp.Diff(want, lines(root, "")); diff != "" {
 		t.Error(diff)
+	}
+	agent := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{Kind: "DaemonSet"}, ObjectMeta: build.DaemonSet("agent").ObjectMeta}
+	if root, err = Of(t.Context(), read.For(c, kinds), agent); err != nil || root.Branches[0].Name != "beijing" {
+		t.Errorf("pods of the DaemonSet are in %+v, %v", root, err)
 	}
 	united := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "apps.openyurt.io/v1alpha1", Kind: "UnitedDeployment"}, ObjectMeta: metav1.ObjectMeta{Namespace: build.Namespace, Name: "all", UID: "all"}}
 	web.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(united, united.GroupVersionKind())}
