@@ -10,7 +10,6 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
 
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
@@ -33,14 +32,10 @@ type change struct {
 // edit returns an object, in either form, with the changes that decide returns for its endpoints. All
 // other fields stay, also those that this program does not know. Without changes it returns object.
 func edit(format wire.Format, k kind, m *wire.Meta, object []byte, decide func(*Endpoint) change) ([]byte, error) {
-	switch format {
-	case wire.Protobuf:
+	if format == wire.Protobuf {
 		return editProtobuf(k, m, object, decide)
-	case wire.JSON, wire.CBOR:
-		return editTree(format, k, object, decide)
-	default:
-		return nil, fmt.Errorf("reading endpoints: %s is no format", format)
 	}
+	return editTree(k, object, decide)
 }
 
 // Field numbers of generated.proto in k8s.io/api.
@@ -54,11 +49,11 @@ const (
 )
 
 const (
-	// envelopeMagic begins the object form in protobuf, and selfDescribed that in CBOR.
-	envelopeMagic, selfDescribed = "k8s\x00", "\xd9\xd9\xf7"
+	// envelopeMagic begins the object form in protobuf.
+	envelopeMagic = "k8s\x00"
 	// podKind is the kind of the targets that are looked at.
 	podKind = "Pod"
-	// keyAddresses and keyReady are keys in JSON and CBOR.
+	// keyAddresses and keyReady are keys in JSON.
 	keyAddresses, keyReady = "addresses", "ready"
 )
 
@@ -219,11 +214,11 @@ func podOf(r *corev1.ObjectReference) string {
 	return string(r.UID)
 }
 
-// tree is an object in JSON or CBOR.
+// tree is an object in JSON.
 type tree = map[string]any
 
-func editTree(format wire.Format, k kind, object []byte, decide func(*Endpoint) change) ([]byte, error) {
-	root, err := decodeTree(format, object)
+func editTree(k kind, object []byte, decide func(*Endpoint) change) ([]byte, error) {
+	root, err := decodeTree(object)
 	if err != nil {
 		return nil, fmt.Errorf("reading endpoints: %w", err)
 	}
@@ -249,7 +244,7 @@ func editTree(format wire.Format, k kind, object []byte, decide func(*Endpoint) 
 	if !changed {
 		return object, nil
 	}
-	return encodeTree(format, object, root)
+	return encodeTree(root)
 }
 
 func editTreeSubset(subset tree, decide func(*Endpoint) change) (keep, changed bool, err error) {
@@ -306,10 +301,7 @@ func editList(in tree, key string, f func(tree) (keep, changed bool, err error))
 	return len(kept), changed, nil
 }
 
-func decodeTree(format wire.Format, object []byte) (root tree, err error) {
-	if format == wire.CBOR {
-		return root, direct.Unmarshal(object, &root)
-	}
+func decodeTree(object []byte) (root tree, err error) {
 	decoder := json.NewDecoder(bytes.NewReader(object))
 	decoder.UseNumber()
 	if err := decoder.Decode(&root); err != nil {
@@ -321,20 +313,12 @@ func decodeTree(format wire.Format, object []byte) (root tree, err error) {
 	return root, nil
 }
 
-// encodeTree encodes an object in the form that it had.
-func encodeTree(format wire.Format, was []byte, root tree) ([]byte, error) {
-	if format != wire.CBOR {
-		var text bytes.Buffer
-		encoder := json.NewEncoder(&text)
-		encoder.SetEscapeHTML(false)
-		err := encoder.Encode(root)
-		return bytes.TrimSuffix(text.Bytes(), []byte("\n")), err
-	}
-	text, err := direct.Marshal(root)
-	if err == nil && bytes.HasPrefix(was, []byte(selfDescribed)) && !bytes.HasPrefix(text, []byte(selfDescribed)) {
-		text = append([]byte(selfDescribed), text...)
-	}
-	return text, err
+func encodeTree(root tree) ([]byte, error) {
+	var text bytes.Buffer
+	encoder := json.NewEncoder(&text)
+	encoder.SetEscapeHTML(false)
+	err := encoder.Encode(root)
+	return bytes.TrimSuffix(text.Bytes(), []byte("\n")), err
 }
 
 // readEndpoint reads an item of endpoints.

@@ -93,7 +93,7 @@ func decodeStatus(format wire.Format, object []byte) (*status, error) {
 	s := &status{}
 	var err error
 	switch format {
-	case wire.JSON, wire.CBOR:
+	case wire.JSON:
 		err = format.ReadFields(object, s)
 	default:
 		if bytes.HasPrefix(object, []byte(envelopeMagic)) {

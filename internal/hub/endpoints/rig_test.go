@@ -12,7 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
-	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/atoll-k8s/atoll/internal/hub/filter"
@@ -21,7 +20,7 @@ import (
 
 const proxyUser = "system:serviceaccount:kube-system:kube-proxy"
 
-var formats = []wire.Format{wire.JSON, wire.Protobuf, wire.CBOR}
+var formats = []wire.Format{wire.JSON, wire.Protobuf}
 
 // failing is a test, or a property that is checked.
 type failing interface {
@@ -45,15 +44,8 @@ var scheme = func() *runtime.Scheme {
 func encode(t failing, format wire.Format, object runtime.Object) []byte {
 	t.Helper()
 	var text bytes.Buffer
-	var err error
-	switch format {
-	case wire.CBOR:
-		err = cbor.NewSerializer(scheme, scheme).Encode(object, &text)
-	default:
-		info, _ := runtime.SerializerInfoForMediaType(serializer.NewCodecFactory(scheme).SupportedMediaTypes(), format.ContentType())
-		err = info.Serializer.Encode(object, &text)
-	}
-	if err != nil {
+	info, _ := runtime.SerializerInfoForMediaType(serializer.NewCodecFactory(scheme).SupportedMediaTypes(), format.ContentType())
+	if err := info.Serializer.Encode(object, &text); err != nil {
 		t.Fatal(err)
 	}
 	return bytes.TrimSuffix(text.Bytes(), []byte("\n"))
@@ -62,15 +54,8 @@ func encode(t failing, format wire.Format, object runtime.Object) []byte {
 // decode decodes an object in the object form.
 func decode(t failing, format wire.Format, object []byte, into runtime.Object) {
 	t.Helper()
-	var err error
-	switch format {
-	case wire.CBOR:
-		_, _, err = cbor.NewSerializer(scheme, scheme).Decode(object, nil, into)
-	default:
-		info, _ := runtime.SerializerInfoForMediaType(serializer.NewCodecFactory(scheme).SupportedMediaTypes(), format.ContentType())
-		_, _, err = info.Serializer.Decode(object, nil, into)
-	}
-	if err != nil {
+	info, _ := runtime.SerializerInfoForMediaType(serializer.NewCodecFactory(scheme).SupportedMediaTypes(), format.ContentType())
+	if _, _, err := info.Serializer.Decode(object, nil, into); err != nil {
 		t.Fatalf("%v: %q", err, object)
 	}
 }

@@ -289,3 +289,23 @@ func TestRequiredPolicyLabelsHoldPods(t *testing.T) {
 		}
 	}
 }
+
+// TestClientsThatPreferCBORGetJSON: the hub does not read CBOR, and keeps for them what it keeps for others.
+func TestClientsThatPreferCBORGetJSON(t *testing.T) {
+	n := newNode(t, wire.JSON)
+	for _, accept := range []string{"application/json;q=0.9", "application/cbor, application/json;q=0.9", "Application/CBOR,application/json;q=0.9"} {
+		n.cloud.set(false, func(r *http.Request) (int, string, io.ReadCloser) {
+			if got := strings.TrimSpace(r.Header.Get("Accept")); got != "application/json;q=0.9" {
+				t.Errorf("of %q the cloud gets %q", accept, got)
+			}
+			return http.StatusOK, wire.JSON.ContentType(), io.NopCloser(bytes.NewReader(n.encode(pod("a", "1", 1, nil))))
+		})
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/api/v1/namespaces/default/pods/a", nil)
+		r.Header.Set("Accept", accept)
+		n.answer(httptest.NewRecorder(), r, identity.OfNode())
+		n.Wait()
+	}
+	if scopes := n.Cache.Scopes(); len(scopes) != 1 {
+		t.Errorf("%d answers are kept: %+v", len(scopes), scopes)
+	}
+}

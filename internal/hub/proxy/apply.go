@@ -19,7 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
-	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 
@@ -41,7 +40,7 @@ var codecs = func() serializer.CodecFactory {
 			panic(err) // two kinds of one name: no test would pass
 		}
 	}
-	return serializer.NewCodecFactory(scheme, serializer.WithSerializer(cbor.NewSerializerInfo))
+	return serializer.NewCodecFactory(scheme)
 }()
 
 // newOf returns an empty object of a kind; nil if no writes of it are kept.
@@ -241,5 +240,5 @@ func accepted(h http.Header) (wire.Format, error) {
 			}
 		}
 	}
-	return 0, fmt.Errorf("the hub answers writes in JSON, protobuf or CBOR, and the client accepts %q", text)
+	return 0, fmt.Errorf("the hub answers writes in JSON or protobuf, and the client accepts %q", text)
 }

@@ -158,7 +158,7 @@ type started struct {
 func isStarted(format wire.Format, object []byte) (bool, error) {
 	var s started
 	switch format {
-	case wire.JSON, wire.CBOR:
+	case wire.JSON:
 		if err := format.ReadFields(object, &s); err != nil {
 			return false, fmt.Errorf("reading the status of a pod: %w", err)
 		}

@@ -24,7 +24,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
-	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 
@@ -128,7 +127,7 @@ func newNodeOn(t *testing.T, format wire.Format, o cache.Options) *node {
 	if err := corev1.AddToScheme(n.scheme); err != nil {
 		t.Fatal(err)
 	}
-	n.codecs = serializer.NewCodecFactory(n.scheme, serializer.WithSerializer(cbor.NewSerializerInfo))
+	n.codecs = serializer.NewCodecFactory(n.scheme)
 	var found bool
 	if n.info, found = runtime.SerializerInfoForMediaType(n.codecs.SupportedMediaTypes(), format.ContentType()); !found {
 		t.Fatalf("there is no serializer of %s", format)
@@ -215,7 +214,7 @@ func (n *node) answers(version int, pods ...*corev1.Pod) {
 	})
 }
 
-var formats = []wire.Format{wire.JSON, wire.Protobuf, wire.CBOR}
+var formats = []wire.Format{wire.JSON, wire.Protobuf}
 
 const podsOfNode = "/api/v1/pods?fieldSelector=spec.nodeName%3Da"
 

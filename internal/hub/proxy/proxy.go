@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httputil"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/go-logr/logr"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/filter"
@@ -147,8 +149,9 @@ func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, caller identity.C
 			"the node's hub passes no request on as somebody else (kubectl --as): send it to the cloud's API server, or as who you are")
 		return
 	}
-	c := &call{Request: r.Clone(r.Context()), caller: caller, what: request.Of(r), began: time.Now()}
+	c := &call{Request: r.Clone(r.Context()), caller: caller, began: time.Now()}
 	strip(c.Header)
+	c.what = request.Of(c.Request)
 	if (c.what.Kind == request.Get || c.what.Kind == request.List) && acceptsGzip(r.Header) {
 		c.Header.Set("Accept-Encoding", gzipped)
 	}
@@ -223,6 +226,7 @@ func impersonates(h http.Header) bool {
 
 // strip takes headers away by which a proxy tells an API server who sends a request, and the encodings
 // that the client accepts: the connection to the cloud has its own, unless an answer passes in its encoding.
+// CBOR, which the hub does not read, it takes out of what the client accepts; clients accept JSON beside it.
 func strip(h http.Header) {
 	for name := range h {
 		if strings.HasPrefix(name, "X-Remote-") {
@@ -230,7 +234,14 @@ func strip(h http.Header) {
 		}
 	}
 	h.Del("Accept-Encoding")
+	if accepts := strings.Split(strings.Join(h.Values("Accept"), ","), ","); slices.ContainsFunc(accepts, isCBOR) {
+		h.Set("Accept", strings.Join(slices.DeleteFunc(accepts, isCBOR), ","))
+	}
 	stripProtocols(h)
+}
+
+func isCBOR(mediaType string) bool {
+	return strings.HasPrefix(strings.ToLower(strings.TrimSpace(mediaType)), runtime.ContentTypeCBOR)
 }
 
 // tokenProtocol begins a protocol of websockets that is a token. An API server accepts it also beside

@@ -117,7 +117,7 @@ func unexpected(err error) error {
 }
 
 // AppendEvent appends the frame of an event with an object in the object form. The bytes are
-// those that an API server writes; in CBOR it writes the two fields of an event in any order.
+// those that an API server writes.
 func (f Format) AppendEvent(dst []byte, eventType watch.EventType, object []byte) ([]byte, error) {
 	frame, err := codecs[f].appendEvent(dst, eventType, object)
 	return frame, f.wrap("encoding an event", err)

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strconv"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
@@ -13,44 +12,25 @@ import (
 
 type jsonCodec struct{}
 
-var jsonNotation = notation{
-	format: JSON, scan: func(b []byte) scanner { return &jsonScanner{b: b} },
-	null: []byte("null"), text: jsonString, integer: func(n int64) []byte { return strconv.AppendInt(nil, n, 10) }, object: jsonObjectOf,
-}
-
-func (jsonCodec) meta(object []byte) (Meta, error) { return jsonNotation.meta(object) }
-
-func (jsonCodec) stringMap(object []byte, name string) (map[string]string, error) {
-	return jsonNotation.stringMap(object, name)
-}
-
-func (jsonCodec) decodeEvent(frame []byte) (Event, error) { return jsonNotation.decodeEvent(frame) }
-
-// decodeList: an API server writes the members of a list of custom resources in alphabetical order.
-func (jsonCodec) decodeList(body []byte) (*List, error) {
-	list, kindIsFirst, _, err := jsonNotation.decodeList(body)
-	if err != nil {
-		return nil, err
-	}
-	return list, list.complete(!kindIsFirst)
-}
+// null is no items, no metadata or no string.
+const null = "null"
 
 func (jsonCodec) listFrame(h *Header, size Size) (listFrame, error) {
 	before, after := h.layout.before, h.layout.after
 	switch {
 	case !h.layout.isFor(h):
-		metadata := jsonObjectOf(editListMeta(nil, jsonNotation.listMeta(h), inStructOrder))
+		metadata := jsonObjectOf(editListMeta(nil, jsonListMeta(h), inStructOrder))
 		before = fmt.Appendf(nil, `{"kind":%s,"apiVersion":%s,"metadata":%s,"items":`, jsonString(h.Kind), jsonString(h.APIVersion), metadata)
 		after = []byte("}\n")
 	case h.layout.meta != h.listMeta():
 		var err error
-		if before, after, err = jsonNotation.editLayout(h); err != nil {
+		if before, after, err = editJSONLayout(h); err != nil {
 			return listFrame{}, err
 		}
 	}
 	opening, closing := "[", "]"
 	if h.layout.nullItems && size.items == 0 {
-		opening, closing = "null", ""
+		opening, closing = null, ""
 	}
 	return listFrame{
 		before:    append(slices.Clip(before), opening...),

@@ -125,7 +125,7 @@ func (s *jsonScanner) skip() error {
 	case 'f':
 		return s.literal("false")
 	case 'n':
-		return s.literal("null")
+		return s.literal(null)
 	default:
 		return s.number()
 	}
@@ -134,7 +134,7 @@ func (s *jsonScanner) skip() error {
 // text reads a string, or null as the empty string.
 func (s *jsonScanner) text() (string, error) {
 	if s.peek() == 'n' {
-		return "", s.literal("null")
+		return "", s.literal(null)
 	}
 	quoted, simple, err := s.quoted()
 	if err != nil {
@@ -264,8 +264,6 @@ func (s *jsonScanner) end() error {
 	}
 	return nil
 }
-
-func (s *jsonScanner) tag() {}
 
 func (s *jsonScanner) isObject() bool { return s.peek() == '{' }
 

@@ -20,7 +20,7 @@ type Header struct {
 	RemainingItemCount        *int64
 
 	// ItemsHaveType: the items have apiVersion and kind. It is false in protobuf. Of a list
-	// without items in JSON and CBOR it is inferred from how the list is written.
+	// without items in JSON it is inferred from how the list is written.
 	ItemsHaveType bool
 
 	// layout is how the list was written, so that Encode writes it in the same way. The zero
@@ -63,7 +63,7 @@ func (h *Header) ItemKind() (apiVersion, kind string) {
 // not. The error is ErrNotAList if body is something else.
 //
 // A Header can be stored as the list that Encode writes with no items: DecodeList returns the
-// same Header for it, except for ItemsHaveType in CBOR, which must be stored separately.
+// same Header for it.
 func (f Format) DecodeList(body []byte) (*List, error) {
 	list, err := codecs[f].decodeList(body)
 	if err != nil {
@@ -73,7 +73,7 @@ func (f Format) DecodeList(body []byte) (*List, error) {
 }
 
 // Size is the size of the items of a list. It must be known before the first item is written,
-// because lists in protobuf and CBOR begin with it. The zero value is that of no items.
+// because lists in protobuf begin with it. The zero value is that of no items.
 type Size struct {
 	items            int
 	bytes, protobufs int64
@@ -166,7 +166,7 @@ func (h *Header) listMeta() listMeta {
 	return m
 }
 
-// writesEmptyContinue returns whether an API server writes continue in JSON and CBOR also if it
+// writesEmptyContinue returns whether an API server writes continue in JSON also if it
 // is empty, which it does for custom resources.
 func (h *Header) writesEmptyContinue() bool {
 	return h.ItemsHaveType && h.Kind != partialList
@@ -210,7 +210,7 @@ func isListKind(kind string) bool {
 	return strings.HasSuffix(kind, "List")
 }
 
-// member is a field of an object in JSON or CBOR. The value is encoded.
+// member is a field of an object in JSON. The value is encoded.
 type member struct {
 	key   string
 	value []byte

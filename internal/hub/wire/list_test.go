@@ -95,7 +95,7 @@ func TestHeadersCanBeStoredAsListsWithoutItems(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, custom := object.(*unstructured.UnstructuredList); stored.ItemsHaveType != list.ItemsHaveType && (!custom || format != CBOR) {
+		if stored.ItemsHaveType != list.ItemsHaveType {
 			t.Errorf("ItemsHaveType is %t, want %t", stored.ItemsHaveType, list.ItemsHaveType)
 		}
 		if len(stored.Items) > 0 {
@@ -142,7 +142,7 @@ func TestListsChangeAsAnAPIServerWouldWriteThem(t *testing.T) {
 							unstructured.RemoveNestedField(u.Object, "metadata", "resourceVersion")
 						}
 					}
-					if encoding == "CBOR, in any order" || !encodes(encoding, a) {
+					if !encodes(encoding, a) {
 						continue
 					}
 					t.Run(name+" from "+from+" to "+to+" in "+encoding, func(t *testing.T) {
@@ -157,13 +157,8 @@ func TestListsChangeAsAnAPIServerWouldWriteThem(t *testing.T) {
 						}
 						list.ResourceVersion, list.Continue, list.RemainingItemCount = wanted.ResourceVersion, wanted.Continue, wanted.RemainingItemCount
 						got := write(t, &list.Header, wanted.Items)
-						if e.format != CBOR && !bytes.Equal(got, body) {
+						if !bytes.Equal(got, body) {
 							t.Errorf("got\n%q, want\n%q", got, body)
-						}
-						if _, typed := a.(*corev1.PodList); e.format == CBOR && typed {
-							if diff := cmp.Diff(decode(t, CBOR, body, b), decode(t, CBOR, got, b)); diff != "" {
-								t.Error(diff)
-							}
 						}
 					})
 				}
@@ -185,7 +180,7 @@ func TestListsAreEncodedFromAPlainHeader(t *testing.T) {
 			h := list.Header
 			h.layout = layout{}
 			got := write(t, &h, list.Items)
-			if e.format != CBOR && !bytes.Equal(got, body) {
+			if !bytes.Equal(got, body) {
 				t.Errorf("%s: got\n%q, want\n%q", encoding, got, body)
 			}
 			if diff := cmp.Diff(decode(t, e.format, got, want), decode(t, e.format, body, want)); diff != "" {

@@ -4,49 +4,14 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
+	"strconv"
 )
 
-// scanner reads JSON or CBOR, one value after the other. Both have the same fields in the same
-// places, so that what follows reads either.
-type scanner interface {
-	// object calls member with each key of an object. member must read the value.
-	object(member func(key []byte) error) error
-	// array calls element before each element of an array. element must read it.
-	array(element func() error) error
-	// text reads a string, or null as the empty string.
-	text() (string, error)
-	// integer reads an integer, or null as nil.
-	integer() (*int64, error)
-	// skip reads any value.
-	skip() error
-	// tag reads what may stand before an object that is in no other.
-	tag()
-	// isObject, isArray and isNull tell what is next.
-	isObject() bool
-	isArray() bool
-	isNull() bool
-	// at is where the next value begins, and since is what was read from there.
-	at() int
-	since(start int) []byte
-	// end returns an error if anything is left.
-	end() error
-}
-
-// notation is how JSON or CBOR is read and written.
-type notation struct {
-	format  Format
-	scan    func([]byte) scanner
-	null    []byte
-	text    func(string) []byte
-	integer func(int64) []byte
-	object  func([]member) []byte
-}
-
 // takeNull reads null if it is next.
-func takeNull(s scanner) bool { return s.isNull() && s.skip() == nil }
+func takeNull(s *jsonScanner) bool { return s.isNull() && s.skip() == nil }
 
 // scanMeta reads an object.
-func scanMeta(s scanner) (m Meta, err error) {
+func scanMeta(s *jsonScanner) (m Meta, err error) {
 	var seen seenFields
 	err = s.object(func(key []byte) error {
 		switch string(key) {
@@ -65,7 +30,7 @@ func scanMeta(s scanner) (m Meta, err error) {
 	return m, err
 }
 
-func scanObjectMeta(s scanner, m *Meta) error {
+func scanObjectMeta(s *jsonScanner, m *Meta) error {
 	if takeNull(s) {
 		return nil
 	}
@@ -88,7 +53,7 @@ func scanObjectMeta(s scanner, m *Meta) error {
 }
 
 // scanField reads a string into value.
-func scanField(s scanner, seen *seenFields, field field, value *string) (err error) {
+func scanField(s *jsonScanner, seen *seenFields, field field, value *string) (err error) {
 	if err := seen.add(field); err != nil {
 		return err
 	}
@@ -99,9 +64,8 @@ func scanField(s scanner, seen *seenFields, field field, value *string) (err err
 }
 
 // meta returns the metadata of an object.
-func (n *notation) meta(object []byte) (Meta, error) {
-	s := n.scan(object)
-	s.tag()
+func (jsonCodec) meta(object []byte) (Meta, error) {
+	s := &jsonScanner{b: object}
 	m, err := scanMeta(s)
 	if err == nil {
 		err = s.end()
@@ -110,9 +74,8 @@ func (n *notation) meta(object []byte) (Meta, error) {
 }
 
 // stringMap returns a map of an object's metadata.
-func (n *notation) stringMap(object []byte, name string) (map[string]string, error) {
-	s := n.scan(object)
-	s.tag()
+func (jsonCodec) stringMap(object []byte, name string) (map[string]string, error) {
+	s := &jsonScanner{b: object}
 	var m map[string]string
 	read := func(key []byte) error {
 		value, err := s.text()
@@ -140,29 +103,28 @@ func (n *notation) stringMap(object []byte, name string) (map[string]string, err
 	return nonEmpty(m), s.end()
 }
 
-// decodeList divides a list. kindIsFirst tells that its kind stands before its items, and emptyContinue
-// that continue is written although it is empty.
-func (n *notation) decodeList(body []byte) (list *List, kindIsFirst, emptyContinue bool, err error) {
-	s := n.scan(body)
-	s.tag()
-	list = &List{Header: Header{Format: n.format}}
+// decodeList divides a list. An API server writes the members of a list of custom resources in alphabetical order,
+// so the kind stands after the items.
+func (jsonCodec) decodeList(body []byte) (*List, error) {
+	s := &jsonScanner{b: body}
+	list := &List{Header: Header{Format: JSON}}
 	h := &list.Header
 	var seen seenFields
 	var start, end int
 	var name string
-	err = s.object(func(key []byte) error {
+	kindIsLast := false
+	err := s.object(func(key []byte) error {
 		switch string(key) {
 		case "apiVersion":
 			return scanField(s, &seen, fieldAPIVersion, &h.APIVersion)
 		case "kind":
-			kindIsFirst = !seen.has(fieldItems)
+			kindIsLast = seen.has(fieldItems)
 			return scanField(s, &seen, fieldKind, &h.Kind)
 		case "metadata":
 			if err := seen.add(fieldMetadata); err != nil {
 				return err
 			}
-			emptyContinue, err = scanListMeta(s, h, &name)
-			return err
+			return scanListMeta(s, h, &name)
 		case "items":
 			if err := seen.add(fieldItems); err != nil {
 				return err
@@ -180,13 +142,13 @@ func (n *notation) decodeList(body []byte) (list *List, kindIsFirst, emptyContin
 		err = ErrNotAList
 	}
 	if err != nil {
-		return nil, false, false, err
+		return nil, err
 	}
 	h.layout.before, h.layout.after = bytes.Clone(body[:start]), bytes.Clone(body[end:])
-	return list, kindIsFirst, emptyContinue, nil
+	return list, list.complete(kindIsLast)
 }
 
-func scanItems(s scanner, list *List) error {
+func scanItems(s *jsonScanner, list *List) error {
 	if takeNull(s) {
 		list.layout.nullItems = true
 		return nil
@@ -205,21 +167,19 @@ func scanItems(s scanner, list *List) error {
 	})
 }
 
-func scanListMeta(s scanner, h *Header, name *string) (emptyContinue bool, err error) {
+func scanListMeta(s *jsonScanner, h *Header, name *string) error {
 	if takeNull(s) {
-		return false, nil
+		return nil
 	}
 	var seen seenFields
-	err = s.object(func(key []byte) error {
+	return s.object(func(key []byte) error {
 		switch string(key) {
 		case "name":
 			return scanField(s, &seen, fieldName, name)
 		case "resourceVersion":
 			return scanField(s, &seen, fieldResourceVersion, &h.ResourceVersion)
 		case "continue":
-			err := scanField(s, &seen, fieldContinue, &h.Continue)
-			emptyContinue = h.Continue == ""
-			return err
+			return scanField(s, &seen, fieldContinue, &h.Continue)
 		case "remainingItemCount":
 			if err := seen.add(fieldRemainingItemCount); err != nil {
 				return err
@@ -233,31 +193,29 @@ func scanListMeta(s scanner, h *Header, name *string) (emptyContinue bool, err e
 		}
 		return s.skip()
 	})
-	return emptyContinue, err
 }
 
 // listMeta returns the members of a list's metadata that a Header has. A value is nil if the member
 // is omitted.
-func (n *notation) listMeta(h *Header) []member {
+func jsonListMeta(h *Header) []member {
 	resourceVersion, more, remaining := member{key: "resourceVersion"}, member{key: "continue"}, member{key: "remainingItemCount"}
 	if h.ResourceVersion != "" {
-		resourceVersion.value = n.text(h.ResourceVersion)
+		resourceVersion.value = jsonString(h.ResourceVersion)
 	}
 	if h.Continue != "" || h.writesEmptyContinue() {
-		more.value = n.text(h.Continue)
+		more.value = jsonString(h.Continue)
 	}
 	if h.RemainingItemCount != nil {
-		remaining.value = n.integer(*h.RemainingItemCount)
+		remaining.value = strconv.AppendInt(nil, *h.RemainingItemCount, 10)
 	}
 	return []member{resourceVersion, more, remaining}
 }
 
 // editLayout returns the layout of a list with the metadata of h.
-func (n *notation) editLayout(h *Header) (before, after []byte, err error) {
+func editJSONLayout(h *Header) (before, after []byte, err error) {
 	items := len(h.layout.before)
-	text := slices.Concat(h.layout.before, n.null, h.layout.after)
-	s := n.scan(text)
-	s.tag()
+	text := slices.Concat(h.layout.before, []byte(null), h.layout.after)
+	s := &jsonScanner{b: text}
 	var start, end, kind int
 	var members []member
 	err = s.object(func(key []byte) error {
@@ -283,18 +241,18 @@ func (n *notation) editLayout(h *Header) (before, after []byte, err error) {
 		return nil, nil, errNoMetadata
 	}
 	order := inStructOrder
-	if n.format == JSON && kind > items {
+	if kind > items {
 		order = inAlphabeticalOrder
 	}
-	metadata := n.object(editListMeta(members, n.listMeta(h), order))
+	metadata := jsonObjectOf(editListMeta(members, jsonListMeta(h), order))
 	if end <= items {
 		return slices.Concat(text[:start], metadata, text[end:items]), h.layout.after, nil
 	}
-	return h.layout.before, slices.Concat(text[items+len(n.null):start], metadata, text[end:]), nil
+	return h.layout.before, slices.Concat(text[items+len(null):start], metadata, text[end:]), nil
 }
 
 // scanMembers reads the members of an object.
-func scanMembers(s scanner) (members []member, err error) {
+func scanMembers(s *jsonScanner) (members []member, err error) {
 	err = s.object(func(key []byte) error {
 		start := s.at()
 		err := s.skip()
@@ -305,9 +263,8 @@ func scanMembers(s scanner) (members []member, err error) {
 }
 
 // decodeEvent reads an event of a watch.
-func (n *notation) decodeEvent(frame []byte) (event Event, err error) {
-	s := n.scan(frame)
-	s.tag()
+func (jsonCodec) decodeEvent(frame []byte) (event Event, err error) {
+	s := &jsonScanner{b: frame}
 	var seen seenFields
 	err = s.object(func(key []byte) error {
 		switch string(key) {
@@ -318,7 +275,6 @@ func (n *notation) decodeEvent(frame []byte) (event Event, err error) {
 				return err
 			}
 			start := s.at()
-			s.tag()
 			if !s.isObject() {
 				return errNoObject
 			}

@@ -1,5 +1,5 @@
 // Package wire divides the answers of an API server into objects, and puts answers together
-// from objects. It knows the encodings (JSON, protobuf, CBOR) and what all kinds have in
+// from objects. It knows the encodings (JSON and protobuf) and what all kinds have in
 // common (apiVersion, kind, metadata, the form of lists and of watch events), and must not
 // know any kind, HTTP, a disk or a clock.
 //
@@ -7,16 +7,15 @@
 // program does not know stay as they are. An object has two forms:
 //
 //   - The object form is the answer to a GET, and the object of a watch event. It has
-//     apiVersion and kind. In protobuf it has an envelope, in CBOR a tag.
-//   - The item form is an item of a list. In protobuf and CBOR it has no envelope and no tag.
-//     In JSON and CBOR it has apiVersion and kind only in some lists: those of custom
-//     resources, and PartialObjectMetadataList.
+//     apiVersion and kind. In protobuf it has an envelope.
+//   - The item form is an item of a list. In protobuf it has no envelope. In JSON it has
+//     apiVersion and kind only in some lists: those of custom resources, and
+//     PartialObjectMetadataList.
 //
 // ItemOf and ObjectOf convert between them. Functions that read metadata accept both.
 //
-// What an API server does not write may be refused: duplicates of fields that this package reads,
-// and CBOR of indefinite length. Slices that are returned share memory with the arguments,
-// and strings do not.
+// Duplicates of fields that this package reads, which an API server does not write, are errors.
+// Slices that are returned share memory with the arguments, and strings do not.
 package wire
 
 import (
@@ -27,7 +26,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/watch"
 )
@@ -39,10 +37,9 @@ type Format uint8
 const (
 	JSON Format = iota + 1
 	Protobuf
-	CBOR
 )
 
-var codecs = [...]codec{JSON: jsonCodec{}, Protobuf: protobufCodec{}, CBOR: cborCodec{}}
+var codecs = [...]codec{JSON: jsonCodec{}, Protobuf: protobufCodec{}}
 
 // codec is what differs between the formats. Its methods are those of Format and Header.
 type codec interface {
@@ -71,10 +68,8 @@ func FormatOf(contentType string) (Format, error) {
 		return JSON, nil
 	case runtime.ContentTypeProtobuf:
 		return Protobuf, nil
-	case runtime.ContentTypeCBOR, runtime.ContentTypeCBORSequence:
-		return CBOR, nil
 	}
-	return 0, fmt.Errorf("Content-Type %q is none of JSON, protobuf and CBOR", contentType)
+	return 0, fmt.Errorf("Content-Type %q is neither JSON nor protobuf", contentType)
 }
 
 // String implements fmt.Stringer.
@@ -84,8 +79,6 @@ func (f Format) String() string {
 		return "JSON"
 	case Protobuf:
 		return "protobuf"
-	case CBOR:
-		return "CBOR"
 	}
 	return fmt.Sprintf("Format(%d)", uint8(f))
 }
@@ -93,27 +86,19 @@ func (f Format) String() string {
 // ContentType returns the Content-Type with which an API server answers a GET, a list or an
 // error in the format.
 func (f Format) ContentType() string {
-	switch f {
-	case Protobuf:
+	if f == Protobuf {
 		return runtime.ContentTypeProtobuf
-	case CBOR:
-		return runtime.ContentTypeCBOR
-	default:
-		return runtime.ContentTypeJSON
 	}
+	return runtime.ContentTypeJSON
 }
 
 // WatchContentType returns the Content-Type with which an API server answers a watch in the
 // format.
 func (f Format) WatchContentType() string {
-	switch f {
-	case Protobuf:
+	if f == Protobuf {
 		return runtime.ContentTypeProtobuf + ";stream=watch"
-	case CBOR:
-		return runtime.ContentTypeCBORSequence
-	default:
-		return runtime.ContentTypeJSON
 	}
+	return runtime.ContentTypeJSON
 }
 
 // Meta is the part of an object's type and metadata that identifies it and its version.
@@ -160,25 +145,13 @@ func (f Format) Annotations(object []byte) (map[string]string, error) {
 	return m, f.wrap("reading the annotations of an object", err)
 }
 
-// ReadFields reads fields of an object in either form, in JSON or CBOR, into a struct with the tags of
+// ReadFields reads fields of an object in JSON, in either form, into a struct with the tags of
 // encoding/json. Fields that the struct does not have are left out.
 func (f Format) ReadFields(object []byte, into any) error {
-	switch f {
-	case JSON:
-		return f.wrap("reading the fields of an object", json.Unmarshal(object, into))
-	case CBOR: // into a struct it would be an error if that has not all fields
-		var tree map[string]any
-		err := direct.Unmarshal(object, &tree)
-		if err == nil {
-			object, err = json.Marshal(tree)
-		}
-		if err == nil {
-			err = json.Unmarshal(object, into)
-		}
-		return f.wrap("reading the fields of an object", err)
-	default:
+	if f != JSON {
 		return f.wrap("reading the fields of an object", errors.New("its fields have no names"))
 	}
+	return f.wrap("reading the fields of an object", json.Unmarshal(object, into))
 }
 
 // ItemOf returns an object in the item form. withType is Header.ItemsHaveType of the list. The
