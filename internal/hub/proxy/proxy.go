@@ -85,8 +85,10 @@ type Proxy struct {
 	crowding sync.Once
 	crowd    *crowd
 	gate     gate
-	recent   recent
-	replay   replay
+	// clients has what the clients of filtered collections have.
+	clients clients
+	recent  recent
+	replay  replay
 	// refusals are those of what the node reads.
 	refusals refusals
 	// changed is when others than the node changed what they read: a list from before tells nothing of it.

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
-	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -58,7 +57,6 @@ type stream struct {
 	delivered bool
 
 	filtering
-	writing sync.Mutex // held while the client gets something, and where version changes
 }
 
 // watch answers a request for the changes of a collection. A watch that breaks off is continued
@@ -71,8 +69,12 @@ func (p *Proxy) watch(w http.ResponseWriter, c *call) {
 	if seconds, err := strconv.Atoi(c.URL.Query().Get("timeoutSeconds")); err == nil && seconds > 0 {
 		s.until = time.Now().Add(time.Duration(seconds) * time.Second)
 	}
+	stop := s.prepare()
+	if stop == nil {
+		return
+	}
 	defer s.finish()
-	defer s.prepare()()
+	defer stop()
 	response, err := p.read(c, c.Request)
 	switch {
 	case err != nil:
@@ -172,10 +174,6 @@ func (s *stream) copy(response *http.Response) bool {
 		answerWith(s.w, response)
 		s.flush()
 		s.begin()
-		if s.session != nil {
-			s.Filter.Await(s.Context())
-			s.startRefreshing()
-		}
 	}
 	for events := format.NewEventReader(response.Body, maxFrame); ; {
 		e, err := events.Next()
@@ -225,8 +223,6 @@ func (s *stream) deliverError(status metav1.Status) {
 	if err != nil {
 		return
 	}
-	s.writing.Lock()
-	defer s.writing.Unlock()
 	if frame, err := s.format.AppendEvent(nil, watch.Error, object); err == nil {
 		s.write(frame)
 	}
@@ -234,8 +230,6 @@ func (s *stream) deliverError(status metav1.Status) {
 
 // deliver gives the client an event, and returns whether there may be more.
 func (s *stream) deliver(e wire.Event) bool {
-	s.writing.Lock()
-	defer s.writing.Unlock()
 	if e.Type == watch.Error {
 		s.write(e.Frame)
 		return false
@@ -317,7 +311,6 @@ func (s *stream) fromCache(reason error) bool {
 	if s.version != "" {
 		s.answerFromCache()
 		s.begin()
-		s.startRefreshing()
 		return true
 	}
 	goOn := false
@@ -337,19 +330,20 @@ func (s *stream) answerFromCache() {
 func (s *stream) initialFromCache(view *cache.View, h *head, list *wire.Header) bool {
 	s.answerFromCache()
 	until := time.Now().Add(localWithin)
-	formed, err := s.formed(view, list)
-	if err != nil {
-		s.Log.Error(err, "A watch from the cache broke off", "path", s.URL.Path)
-		panic(http.ErrAbortHandler)
-	}
 	apiVersion, kind := list.ItemKind()
-	for item, err := range formed {
+	for item, err := range values(view, s.shownItems(s.call, view, list)) {
 		var object, frame []byte
 		if err == nil {
 			object, err = s.format.ObjectOf(item, apiVersion, kind)
 		}
 		if err == nil {
 			frame, err = s.format.AppendEvent(nil, watch.Added, object)
+		}
+		if err == nil && s.session != nil {
+			m := wire.Meta{}
+			if m, err = s.format.Meta(object); err == nil {
+				frame = s.form(wire.Event{Type: watch.Added, Object: object, Frame: frame}, &m)
+			}
 		}
 		if err != nil {
 			s.Log.Error(err, "A watch from the cache broke off", "path", s.URL.Path)
@@ -370,6 +364,5 @@ func (s *stream) initialFromCache(view *cache.View, h *head, list *wire.Header) 
 	}
 	s.position.InitialEvents, s.version = false, h.ResourceVersion
 	s.begin()
-	s.startRefreshing()
 	return true
 }
