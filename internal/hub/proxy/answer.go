@@ -102,11 +102,7 @@ var errTooLarge = fmt.Errorf("the answer has more than %d bytes", maxAnswer)
 
 // receive reads an answer that is not passed on as it arrives. It is decompressed while it arrives. Of one
 // that is too large, sent has what has been read.
-func receive(response *http.Response) (*received, error) { return receiveAs(response, nil) }
-
-// receiveAs is receive, and calls arrived each time when more of a compressed answer has been decompressed.
-// sent and body have what has arrived; of sent, the first n bytes were needed for it.
-func receiveAs(response *http.Response, arrived func(r *received, n int) error) (*received, error) {
+func receive(response *http.Response) (*received, error) {
 	r := &received{Response: response}
 	sent := &kept{}
 	sent.expect(response.ContentLength)
@@ -115,13 +111,7 @@ func receiveAs(response *http.Response, arrived func(r *received, n int) error) 
 		r.sent, r.body = sent.body, sent.body
 		return r, err
 	}
-	err := r.decoded.gunzip(&copied{response.Body, sent}, 0, func(unread int) error {
-		if arrived == nil || sent.tooLarge || r.decoded.tooLarge {
-			return nil
-		}
-		r.sent, r.body = sent.body, r.decoded.body
-		return arrived(r, len(sent.body)-unread)
-	})
+	err := r.decoded.gunzip(&copied{response.Body, sent}, 0)
 	r.sent, r.body = sent.body, r.decoded.body
 	if err == nil && sent.tooLarge {
 		err = errTooLarge
@@ -239,19 +229,8 @@ func (k *kept) readUpTo(from io.Reader, most int) ([]byte, error) {
 
 // readAll reads all. If that is too much, the error is errTooLarge and the body has what was read.
 func (k *kept) readAll(from io.Reader) error {
-	return k.readAllAs(from, func() error { return nil })
-}
-
-// readAllAs is readAll, and calls arrived after each part. Its error ends the reading.
-func (k *kept) readAllAs(from io.Reader, arrived func() error) error {
 	for {
-		n := len(k.body)
 		_, err := k.read(from)
-		if len(k.body) > n {
-			if err := arrived(); err != nil {
-				return err
-			}
-		}
 		switch {
 		case errors.Is(err, io.EOF):
 			if k.tooLarge {
@@ -310,7 +289,7 @@ func (k *kept) decode(encoding string) error {
 	if n := len(k.body); n > 4 { // the last four bytes are the length
 		expected = min(int64(binary.LittleEndian.Uint32(k.body[n-4:])), maxExpected*int64(n))
 	}
-	if err := plain.gunzip(bytes.NewReader(k.body), expected, func(int) error { return nil }); err != nil {
+	if err := plain.gunzip(bytes.NewReader(k.body), expected); err != nil {
 		plain.release()
 		return err
 	}
@@ -333,9 +312,8 @@ type decompressor struct {
 const maxExpected = 128
 
 // gunzip collects what a compressed body has, and uses the memory again after release. expected is its
-// length, or 0. arrived is called after each part, with the number of bytes that were read from body and are not
-// needed for what has been decompressed.
-func (k *kept) gunzip(body io.Reader, expected int64, arrived func(unread int) error) error {
+// length, or 0.
+func (k *kept) gunzip(body io.Reader, expected int64) error {
 	d, _ := decompressors.Get().(*decompressor)
 	if d == nil {
 		d = &decompressor{buffer: bufio.NewReaderSize(nil, skipSpace)}
@@ -349,7 +327,7 @@ func (k *kept) gunzip(body io.Reader, expected int64, arrived func(unread int) e
 	k.expect(expected)
 	err := d.gzip.Reset(d.buffer)
 	if err == nil {
-		err = k.readAllAs(&d.gzip, func() error { return arrived(d.buffer.Buffered()) })
+		err = k.readAll(&d.gzip)
 	}
 	if err != nil {
 		return fmt.Errorf("decompressing an answer: %w", err)

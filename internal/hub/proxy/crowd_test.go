@@ -222,6 +222,14 @@ func TestWatchesAreBounded(t *testing.T) {
 	})
 }
 
+// leaving is the writer of a client that has gone.
+type leaving struct {
+	*httptest.ResponseRecorder
+}
+
+// Write implements io.Writer.
+func (l leaving) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
+
 // TestBrokenOffRequestsReleaseTheirSlots: requests that are interrupted release their slots too.
 func TestBrokenOffRequestsReleaseTheirSlots(t *testing.T) {
 	n := newNode(t, wire.JSON)

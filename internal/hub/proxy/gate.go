@@ -26,9 +26,6 @@ type gate struct {
 	mu        sync.Mutex
 	delivered map[string]bool    // UIDs of pods that the node has had
 	held      map[string]heldPod // by UID
-	// clear are scopes, and closeLooks a number of pods: see arriving.
-	clear      map[string]bool
-	closeLooks int
 }
 
 // isGated reports whether a request is one by which pods reach the node.
@@ -82,7 +79,6 @@ func (p *Proxy) judge(c *call, format wire.Format, object []byte, m *wire.Meta, 
 	}
 	pod := delivery.Pod{Labels: labels, Deleting: m.Deleting}
 	if why := delivery.Waiting(labels); why != "" { // few pods are looked at closely
-		p.gate.look()
 		if pod.Annotations, err = format.Annotations(object); err != nil {
 			return "", err
 		}
@@ -181,39 +177,19 @@ func isStarted(format wire.Format, object []byte) (bool, error) {
 
 // listThroughGate gives the node the cloud's answer without what is held.
 func (p *Proxy) listThroughGate(w http.ResponseWriter, c *call, response *http.Response) {
-	var answer *received
+	answer, err := receive(response)
 	keeping := false
 	defer func() {
-		if !keeping && answer != nil {
+		if !keeping {
 			answer.release()
 		}
 	}()
-	early := p.arrivingFor(w, c, response)
-	var err error
-	if early == nil {
-		answer, err = receive(response)
-	} else {
-		answer, err = receiveAs(response, early.arrived)
-	}
 	contentType := response.Header.Get("Content-Type")
-	if early.finish(answer, err) {
-		keeping = p.keepSized(c, len(answer.body), func(s *state) error {
-			defer answer.release()
-			list, err := decodeList(contentType, answer.body)
-			if err != nil {
-				return err
-			}
-			p.settleAfter(c, list)
-			return p.storeList(s, c, contentType, list)
-		})
-		return
-	}
 	if err != nil {
 		p.unavailable(w, c.Request, err)
 		return
 	}
 	// A list in protobuf begins with its length: it is not passed on before it is known whether it changes.
-	looks := p.gate.looks()
 	list, changed, err := p.passable(c, contentType, answer.body)
 	var passed []byte
 	if err == nil && changed {
@@ -230,9 +206,6 @@ func (p *Proxy) listThroughGate(w http.ResponseWriter, c *call, response *http.R
 	case changed:
 		answer.passChanged(w, passed)
 	default:
-		if list.Continue == "" && request.PositionOf(c.URL.Query()).Continue == "" {
-			p.gate.setClear(c.key, looks)
-		}
 		answer.pass(w)
 	}
 	keeping = p.keepSized(c, len(answer.body), func(s *state) error {

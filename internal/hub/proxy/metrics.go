@@ -23,7 +23,6 @@ type metrics struct {
 	requests *prometheus.CounterVec
 	answers  *prometheus.CounterVec
 	held     *prometheus.CounterVec
-	broken   prometheus.Counter
 }
 
 // Register adds the metrics of the proxy to a registry, with those of what it has at the moment.
@@ -42,10 +41,6 @@ func (p *Proxy) Register(registry prometheus.Registerer) error {
 			Namespace: "atoll", Subsystem: "hub", Name: "gate_versions_total",
 			Help: "Versions of pods that required policies kept from the node, by verdict: Hold (the node does not get the pod) or Freeze (it keeps the version that it has).",
 		}, []string{"verdict"}),
-		broken: prometheus.NewCounter(prometheus.CounterOpts{
-			Namespace: "atoll", Subsystem: "hub", Name: "lists_broken_off_total",
-			Help: "Lists of pods of which the client had the beginning when a pod turned up that must not reach it, or when the cloud's answer ended too early. The client asks again, and the hub sees that list whole before it passes it on.",
-		}),
 	}
 	scopes := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Namespace: "atoll", Subsystem: "hub", Name: "cache_scopes",
@@ -79,7 +74,7 @@ func (p *Proxy) Register(registry prometheus.Registerer) error {
 		_, syncs := p.Cache.Written()
 		return float64(syncs)
 	})
-	for _, c := range append(p.journalMetrics(), m.requests, m.answers, m.held, m.broken, scopes, size, waiting, written, syncs) {
+	for _, c := range append(p.journalMetrics(), m.requests, m.answers, m.held, scopes, size, waiting, written, syncs) {
 		if err := registry.Register(c); err != nil {
 			return err
 		}
@@ -153,11 +148,5 @@ func (m *metrics) answer(code int) {
 func (m *metrics) verdict(v string) {
 	if m != nil {
 		m.held.WithLabelValues(v).Inc()
-	}
-}
-
-func (m *metrics) brokeOff() {
-	if m != nil {
-		m.broken.Inc()
 	}
 }

@@ -74,13 +74,6 @@ func TestPodsThatHaveEndedReadAsEnded(t *testing.T) {
 					t.Errorf("before the cloud has been told, the watch has %q", events)
 				}
 				e.Proxy.Cloud = e.server
-				early := &arriving{Proxy: e.Proxy}
-				for name, want := range map[string]bool{"web": false, "other": true} {
-					item := wire.Item{Meta: wire.Meta{Kind: "Pod", Namespace: "default", Name: name}}
-					if got := early.mayPass(&item); got != want {
-						t.Errorf("a list that arrives passes %s early: %t", name, got)
-					}
-				}
 				e.comeBack()
 				if got := live[*corev1.Pod](e, ownPodPath).Status; got.Phase != phase || got.Reason != "Evicted" || got.Message != "over" {
 					t.Errorf("the cloud has %+v", got)
