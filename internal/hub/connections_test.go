@@ -15,8 +15,7 @@ import (
 
 	"github.com/go-logr/logr"
 
-	"github.com/atoll-k8s/atoll/internal/hub/identity"
-	"github.com/atoll-k8s/atoll/internal/hub/proxy"
+	"github.com/atoll-k8s/atoll/internal/hub/limits"
 )
 
 // client is a connection of HTTP/1.1.
@@ -112,49 +111,6 @@ func TestManyConnectionsOfAClient(t *testing.T) {
 	}
 }
 
-// TestBusiestIdentityLosesAConnection: the identity with the most connections loses one, however many there are.
-// Those of the node are not bounded.
-func TestBusiestIdentityLosesAConnection(t *testing.T) {
-	c := &connections{max: maxStrangers}
-	trust := c.known(&identity.Recognizer{Tokens: identity.NewTokens(nil, nil)})
-	add := func(token string) net.Conn {
-		t.Helper()
-		conn, other := net.Pipe()
-		t.Cleanup(func() { _ = conn.Close(); _ = other.Close() })
-		r := httptest.NewRequestWithContext(c.open(t.Context(), conn), http.MethodGet, "/", nil)
-		if token != "" {
-			r.Header.Set("Authorization", "Bearer "+token)
-		}
-		for range 2 {
-			trust(withRequest(r).Context())
-		}
-		return conn
-	}
-	isOpen := func(conn net.Conn) bool { return conn.SetDeadline(time.Time{}) == nil }
-	first := add("one")
-	var node []net.Conn
-	for i := range 10 {
-		for range 50 {
-			add(fmt.Sprint(i))
-			node = append(node, add(""))
-		}
-	}
-	if c.others != maxOthers || len(c.all) != maxOthers || !isOpen(first) {
-		t.Errorf("%d connections, %d in all, the only one of an identity is open: %t", c.others, len(c.all), isOpen(first))
-	}
-	for _, conn := range node {
-		if !isOpen(conn) {
-			t.Fatal("a connection of the node is closed")
-		}
-	}
-	for conn := range c.all {
-		c.change(conn, http.StateClosed)
-	}
-	if c.others != 0 || len(c.all)+len(c.of) != 0 {
-		t.Errorf("%d connections of %d identities are left", c.others, len(c.of))
-	}
-}
-
 // TestObserverConnectionsAreBounded: the oldest connections of the second port are closed, and idle ones after a time.
 func TestObserverConnectionsAreBounded(t *testing.T) {
 	server := newObserving(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), logr.Discard())
@@ -188,7 +144,7 @@ func TestObserverConnectionsAreBounded(t *testing.T) {
 // TestUnreadConnectionIsClosed: a connection is closed if its client does not read, even if the client's HTTP/2
 // windows allow any amount. Otherwise the requested data would wait for ever.
 func TestUnreadConnectionIsClosed(t *testing.T) {
-	if within := (trial{}).http2().WriteByteTimeout; within != proxy.TakeWithin {
+	if within := (trial{}).http2().WriteByteTimeout; within != limits.TakeWithin {
 		t.Errorf("a hub that nobody tests waits %v", within)
 	}
 	ended := make(chan struct{}, 1)

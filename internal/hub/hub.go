@@ -3,6 +3,7 @@
 //
 //	request    what a request asks for
 //	identity   who sends it
+//	limits     what one client, and all together, may take
 //	wire       the encodings of answers
 //	cache      what was answered, on disk
 //	files      small files: those that others replace, and its own
@@ -48,6 +49,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
 	"github.com/atoll-k8s/atoll/internal/hub/journal"
 	"github.com/atoll-k8s/atoll/internal/hub/kubelet"
+	"github.com/atoll-k8s/atoll/internal/hub/limits"
 	"github.com/atoll-k8s/atoll/internal/hub/panics"
 	"github.com/atoll-k8s/atoll/internal/hub/pool"
 	"github.com/atoll-k8s/atoll/internal/hub/proxy"
@@ -84,7 +86,7 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) error {
 type trial struct {
 	// fail makes the disk fail: see cache.Options.
 	fail func(op string) error
-	// takeWithin is the hub's instead of proxy.TakeWithin.
+	// takeWithin is the hub's instead of limits.TakeWithin.
 	takeWithin time.Duration
 	// access is the address of the port for the pool's API server.
 	access string
@@ -95,7 +97,7 @@ type trial struct {
 func (t trial) http2() *http.HTTP2Config {
 	return &http.HTTP2Config{
 		MaxReceiveBufferPerConnection: maxUnread, MaxReceiveBufferPerStream: maxUnread / 4,
-		WriteByteTimeout: cmp.Or(t.takeWithin, proxy.TakeWithin),
+		WriteByteTimeout: cmp.Or(t.takeWithin, limits.TakeWithin),
 	}
 }
 
@@ -165,8 +167,8 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed 
 	var handlers sync.WaitGroup
 	requests, endRequests := context.WithCancel(context.WithoutCancel(ctx))
 	defer endRequests()
-	clients := &connections{max: maxStrangers}
-	p.Trust = clients.known(p.Recognizer)
+	clients := limits.NewConnections(maxStrangers, maxOfIdentity, maxOthers)
+	p.Trust = trusting(clients, p.Recognizer)
 	server := &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			handlers.Add(1)
@@ -175,7 +177,7 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed 
 		}),
 		ReadHeaderTimeout: headerWithin, MaxHeaderBytes: maxHeader, IdleTimeout: idleFor,
 		BaseContext: func(net.Listener) context.Context { return requests },
-		ConnContext: clients.open, ConnState: clients.change, ErrorLog: stdlog.New(errorLog{log}, "", 0),
+		ConnContext: clients.Open, ConnState: clients.Change, ErrorLog: stdlog.New(errorLog{log}, "", 0),
 		HTTP2: changed.http2(),
 		// The certificates of clients are judged for each request: see identity.Recognizer.
 		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: serving.get, ClientAuth: tls.RequestClientCert},

@@ -13,9 +13,9 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
+	"github.com/atoll-k8s/atoll/internal/hub/limits"
 )
 
 // gzipped is the encoding in which an API server sends long answers to who accepts it. They pass as they
@@ -52,7 +52,7 @@ func answerWith(w http.ResponseWriter, response *http.Response) {
 // passOn gives the client the cloud's answer, and returns its body if all of it arrived and it is
 // not too large to be kept.
 func passOn(w http.ResponseWriter, response *http.Response) (body []byte, whole bool) {
-	answer := &kept{}
+	answer := &buffer{}
 	passInto(w, response, answer)
 	if answer.tooLarge {
 		return nil, false
@@ -61,7 +61,7 @@ func passOn(w http.ResponseWriter, response *http.Response) (body []byte, whole 
 }
 
 // passInto gives the client the cloud's answer, and collects its body as it comes.
-func passInto(w http.ResponseWriter, response *http.Response, answer *kept) {
+func passInto(w http.ResponseWriter, response *http.Response, answer *buffer) {
 	answerWith(w, response)
 	isWhole := false
 	defer func() {
@@ -94,7 +94,7 @@ type received struct {
 	// sent is the body as it came, and body is it without its encoding.
 	sent, body []byte
 	// decoded has the body if that is not what was sent.
-	decoded kept
+	decoded buffer
 }
 
 // errTooLarge means that an answer is too large to be looked into.
@@ -104,7 +104,7 @@ var errTooLarge = fmt.Errorf("the answer has more than %d bytes", maxAnswer)
 // that is too large, sent has what has been read.
 func receive(response *http.Response) (*received, error) {
 	r := &received{Response: response}
-	sent := &kept{}
+	sent := &buffer{}
 	sent.expect(response.ContentLength)
 	if response.Header.Get("Content-Encoding") != gzipped {
 		err := sent.readAll(response.Body)
@@ -128,7 +128,7 @@ func (r *received) release() {
 // copied is a body of which into has what is read.
 type copied struct {
 	from io.Reader
-	into *kept
+	into *buffer
 }
 
 // Read implements io.Reader.
@@ -155,16 +155,13 @@ func (r *received) passAs(w http.ResponseWriter, body []byte) {
 	_, _ = w.Write(body)
 }
 
-// room is memory for answers that wait to be stored: maxAnswer bytes in all.
-type room struct{ taken atomic.Int64 }
-
-// kept collects up to maxAnswer bytes, and no more than there is room for. nil is room enough. Its memory
+// buffer collects up to maxAnswer bytes, and no more than a limit allows. A nil limit means unlimited. Its memory
 // doubles when it is full: with the smaller steps of append and io.ReadAll, the copies of a long list take
 // as long as all else that is done with it.
-type kept struct {
-	of       *room
+type buffer struct {
+	limit    *limits.Bytes
 	body     []byte
-	taken    int64 // of the room
+	taken    int64 // of the limit
 	tooLarge bool  // the body is not all of it
 	pooled   bool  // the memory of the body is used again: nobody may have it after release
 }
@@ -180,7 +177,7 @@ const (
 var bodies sync.Pool
 
 // grow makes place for n more bytes.
-func (k *kept) grow(n int) {
+func (k *buffer) grow(n int) {
 	if n <= cap(k.body)-len(k.body) {
 		return
 	}
@@ -195,7 +192,7 @@ func (k *kept) grow(n int) {
 }
 
 // expect prepares memory for a number of bytes. A negative number is not known.
-func (k *kept) expect(size int64) {
+func (k *buffer) expect(size int64) {
 	if size > 0 && size <= maxAnswer {
 		k.grow(int(size) + 1) // with space in which the end is seen
 	}
@@ -203,10 +200,10 @@ func (k *kept) expect(size int64) {
 
 // read reads something, collects it, and returns it until the next call. What is read after it was too
 // much is not collected.
-func (k *kept) read(from io.Reader) ([]byte, error) { return k.readUpTo(from, maxAnswer) }
+func (k *buffer) read(from io.Reader) ([]byte, error) { return k.readUpTo(from, maxAnswer) }
 
 // readUpTo is read of at most n bytes.
-func (k *kept) readUpTo(from io.Reader, most int) ([]byte, error) {
+func (k *buffer) readUpTo(from io.Reader, most int) ([]byte, error) {
 	if k.tooLarge {
 		if cap(k.body) != skipSpace {
 			k.body = make([]byte, skipSpace)
@@ -228,7 +225,7 @@ func (k *kept) readUpTo(from io.Reader, most int) ([]byte, error) {
 }
 
 // readAll reads all. If that is too much, the error is errTooLarge and the body has what was read.
-func (k *kept) readAll(from io.Reader) error {
+func (k *buffer) readAll(from io.Reader) error {
 	for {
 		_, err := k.read(from)
 		switch {
@@ -245,29 +242,23 @@ func (k *kept) readAll(from io.Reader) error {
 	}
 }
 
-// take takes room for n bytes, if there is some.
-func (k *kept) take(n int64) bool {
-	if k.of == nil {
-		return true
-	}
-	if k.of.taken.Add(n) > maxAnswer {
-		k.of.taken.Add(-n)
+// take takes n bytes of the limit.
+func (k *buffer) take(n int64) bool {
+	if !k.limit.Take(n) {
 		return false
 	}
 	k.taken += n
 	return true
 }
 
-// giveBack gives back the room that was taken.
-func (k *kept) giveBack() {
-	if k.of != nil {
-		k.of.taken.Add(-k.taken)
-	}
+// giveBack gives back what was taken of the limit.
+func (k *buffer) giveBack() {
+	k.limit.Give(k.taken)
 	k.taken = 0
 }
 
 // release gives back what was taken. The body is not used any more.
-func (k *kept) release() {
+func (k *buffer) release() {
 	k.giveBack()
 	if k.pooled && cap(k.body) >= minPooled && cap(k.body) <= maxPooled {
 		free := k.body[:0]
@@ -277,14 +268,14 @@ func (k *kept) release() {
 }
 
 // decode takes the encoding of an answer away from its body.
-func (k *kept) decode(encoding string) error {
+func (k *buffer) decode(encoding string) error {
 	if k.tooLarge {
 		return cache.ErrTooLarge
 	}
 	if encoding != gzipped {
 		return nil
 	}
-	plain := &kept{of: k.of}
+	plain := &buffer{limit: k.limit}
 	expected := int64(0)
 	if n := len(k.body); n > 4 { // the last four bytes are the length
 		expected = min(int64(binary.LittleEndian.Uint32(k.body[n-4:])), maxExpected*int64(n))
@@ -313,7 +304,7 @@ const maxExpected = 128
 
 // gunzip collects what a compressed body has, and uses the memory again after release. expected is its
 // length, or 0.
-func (k *kept) gunzip(body io.Reader, expected int64) error {
+func (k *buffer) gunzip(body io.Reader, expected int64) error {
 	d, _ := decompressors.Get().(*decompressor)
 	if d == nil {
 		d = &decompressor{buffer: bufio.NewReaderSize(nil, skipSpace)}

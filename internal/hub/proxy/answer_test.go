@@ -179,14 +179,14 @@ func TestDamagedCompressedAnswersAreNotKept(t *testing.T) {
 			if got := n.pods(w.Body.Bytes()); !maps.Equal(got, map[string]string{"a": "one"}) {
 				t.Errorf("after %s, offline the pods are %v", name, got)
 			}
-			if taken := n.others.taken.Load(); taken != 0 {
+			if taken := n.limits().ofOthers.Taken(); taken != 0 {
 				t.Errorf("after %s, %d bytes are still taken", name, taken)
 			}
 		}
 	}
 }
 
-// TestOversizedCompressedAnswerIsNotKept: what is larger than the room without its compression is not kept.
+// TestOversizedCompressedAnswerIsNotKept: what is larger than the limit without its compression is not kept.
 func TestOversizedCompressedAnswerIsNotKept(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.Proxy.Cloud = &compressing{scripted: n.cloud}
@@ -199,12 +199,12 @@ func TestOversizedCompressedAnswerIsNotKept(t *testing.T) {
 		taken int64
 		kept  bool
 	}{{"/openapi/v3?x=1", maxAnswer - 5<<20, true}, {"/openapi/v3?x=2", maxAnswer - 3<<20, false}} {
-		n.others.taken.Store(tc.taken)
+		n.limits().ofOthers.Take(tc.taken - n.limits().ofOthers.Taken())
 		n.cloud.set(false, nil)
 		if w := n.askFor(reader, tc.path, gzipped); len(n.plainOf(w)) != 4<<20 {
 			t.Errorf("the answer has %d bytes", len(n.plainOf(w)))
 		}
-		if got := n.others.taken.Load(); got != tc.taken {
+		if got := n.limits().ofOthers.Taken(); got != tc.taken {
 			t.Errorf("%d bytes are taken, want %d", got, tc.taken)
 		}
 		n.cloud.set(true, nil)

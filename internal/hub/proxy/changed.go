@@ -29,7 +29,7 @@ func (p *Proxy) change(w http.ResponseWriter, c *call) {
 		return
 	}
 	defer response.Body.Close()
-	answer := &kept{of: p.roomOf(c)}
+	answer := &buffer{limit: p.bytesOf(c)}
 	passInto(w, response, answer)
 	defer answer.release()
 	if response.StatusCode/100 != 2 {

@@ -218,7 +218,7 @@ func TestManyLargeAnswersAtOnce(t *testing.T) {
 
 func manyLargeAnswers(t *testing.T, caller identity.Caller) {
 	n := newNode(t, wire.JSON)
-	room := n.roomOf(&call{caller: caller})
+	limit := n.bytesOf(&call{caller: caller})
 	large := strings.Repeat("x", maxAnswer/3)
 	n.cloud.set(false, func(*http.Request) (int, string, io.ReadCloser) {
 		return http.StatusOK, "text/plain", io.NopCloser(strings.NewReader(large))
@@ -234,13 +234,13 @@ func manyLargeAnswers(t *testing.T, caller identity.Caller) {
 		if w.Code != http.StatusOK || w.Body.Len() != len(large) {
 			t.Errorf("answer %d is %d with %d bytes", i, w.Code, w.Body.Len())
 		}
-		if taken := room.taken.Load(); taken > maxAnswer {
+		if taken := limit.Taken(); taken > maxAnswer {
 			t.Fatalf("%d bytes wait to be stored", taken)
 		}
 	}
 	close(hangs)
 	n.Wait()
-	if taken := room.taken.Load(); taken != 0 {
+	if taken := limit.Taken(); taken != 0 {
 		t.Errorf("%d bytes are not given back", taken)
 	}
 	n.cloud.set(true, nil)

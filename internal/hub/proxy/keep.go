@@ -269,13 +269,13 @@ func (s *stream) follow(e wire.Event, m wire.Meta, before string, passes bool) {
 	if e.Type == watch.Bookmark && initial && s.version != "" {
 		s.isInitial = false
 	}
-	room, size := s.roomOf(s.call), len(object)
-	if !room.take(size) {
+	limit, size := s.bytesOf(s.call), int64(len(object))
+	if !limit.Take(size) {
 		s.lose(initial)
 		return
 	}
 	s.behind = !s.queues.add(s.key, wait, func(st *state) {
-		defer room.give(size)
+		defer limit.Give(size)
 		err := s.Panics.Do("keeping an event", func() error {
 			switch {
 			case initial && incomplete:
@@ -295,7 +295,7 @@ func (s *stream) follow(e wire.Event, m wire.Meta, before string, passes bool) {
 		}
 	})
 	if s.behind {
-		room.give(size)
+		limit.Give(size)
 		s.lose(initial)
 	}
 }

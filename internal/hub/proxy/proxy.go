@@ -25,6 +25,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
 	"github.com/atoll-k8s/atoll/internal/hub/journal"
 	"github.com/atoll-k8s/atoll/internal/hub/kubelet"
+	"github.com/atoll-k8s/atoll/internal/hub/limits"
 	"github.com/atoll-k8s/atoll/internal/hub/panics"
 	"github.com/atoll-k8s/atoll/internal/hub/request"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
@@ -79,11 +80,9 @@ type Proxy struct {
 
 	queues queues
 	chunks chunks
-	own    room // for answers to the node that wait to be stored
-	others room // for those to others
-	// crowd is made by places.
-	crowding sync.Once
-	crowd    *crowd
+	// limiters are made by limits.
+	limiting sync.Once
+	limiters limiters
 	gate     gate
 	// clients has what the clients of filtered collections have.
 	clients clients
@@ -95,7 +94,7 @@ type Proxy struct {
 	changed refusals
 	// metrics is nil if nobody registered them.
 	metrics *metrics
-	// slowAfter, if it is not 0, is used instead of TakeWithin, bodyWithin and questionWithin: in tests.
+	// slowAfter, if it is not 0, is used instead of limits.TakeWithin, bodyWithin and questionWithin: in tests.
 	slowAfter time.Duration
 }
 
@@ -113,8 +112,8 @@ type call struct {
 	key string
 	// began is when the request arrived.
 	began time.Time
-	// place is the one that it has in the crowd; nil if it is the node's.
-	place *place
+	// slot is that of the request; nil if it is the node's.
+	slot *slot
 	// isForTable is true if the answer is not sent, but printed.
 	isForTable bool
 	// body is that of a request of somebody else; nil if there is none.
@@ -131,7 +130,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 	// The server may send the end of an answer when nobody waits for it any more.
 	defer func() {
-		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(cmp.Or(p.slowAfter, TakeWithin)))
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(cmp.Or(p.slowAfter, limits.TakeWithin)))
 	}()
 	caller, err := p.Recognizer.Recognize(r)
 	if err != nil {
@@ -181,11 +180,11 @@ func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, caller identity.C
 		return
 	}
 	if !caller.IsNode {
-		admitted, leave := p.admit(w, c)
-		if leave == nil {
+		admitted, release := p.admit(w, c)
+		if release == nil {
 			return
 		}
-		defer leave()
+		defer release()
 		w = admitted
 	}
 	switch c.what.Kind {

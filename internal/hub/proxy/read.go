@@ -107,7 +107,7 @@ func (p *Proxy) get(w http.ResponseWriter, c *call) {
 
 // passAndKeep gives the client the cloud's answer, and stores it if it is one that is repeated offline.
 func (p *Proxy) passAndKeep(w http.ResponseWriter, c *call, response *http.Response, store func(*state, []byte) error) {
-	answer := &kept{of: p.roomOf(c)}
+	answer := &buffer{limit: p.bytesOf(c)}
 	passInto(w, response, answer)
 	encoding := response.Header.Get("Content-Encoding")
 	switch {
@@ -207,7 +207,7 @@ func (p *Proxy) list(w http.ResponseWriter, c *call) {
 	}
 	if session := p.sessionOf(c); session != nil && response.StatusCode == http.StatusOK {
 		p.Filter.Await(c.Context()) // in nobody's turn
-		p.inTurn(w, c, &p.places().formed, func() { p.listThroughFilter(w, c, response, session) })
+		p.inTurn(w, c, p.limits().filtered, func() { p.listThroughFilter(w, c, response, session) })
 		return
 	}
 	p.passAndKeep(w, c, response, func(st *state, body []byte) error {
@@ -249,7 +249,7 @@ func (p *Proxy) listFromCache(w http.ResponseWriter, c *call, reason error) {
 	}
 	if session := p.sessionOf(c); session != nil {
 		p.Filter.Await(c.Context()) // in nobody's turn
-		p.inTurn(w, c, &p.places().formed, func() { p.filteredFromCache(w, c, view, h, list, session) })
+		p.inTurn(w, c, p.limits().filtered, func() { p.filteredFromCache(w, c, view, h, list, session) })
 		return
 	}
 	p.fromCacheInTurn(w, c, func() { p.writeList(w, c, view, h.ContentType, list) })

@@ -84,7 +84,7 @@ func (p *Proxy) repeat(w http.ResponseWriter, c *call) {
 		return
 	}
 	defer response.Body.Close()
-	answer := &kept{of: p.roomOf(c)}
+	answer := &buffer{limit: p.bytesOf(c)}
 	passInto(w, response, answer)
 	queued := false
 	defer func() {
@@ -122,7 +122,7 @@ func (p *Proxy) repeat(w http.ResponseWriter, c *call) {
 
 // isDenied reports whether a review says that nobody has a token, or that somebody may not do something: anybody can
 // ask for any number of these, and without an answer a kubelet denies, too.
-func (c *call) isDenied(answer *kept) bool {
+func (c *call) isDenied(answer *buffer) bool {
 	if c.what.Subresource == tokenSubresource || answer.tooLarge {
 		return false
 	}
@@ -147,7 +147,7 @@ func (c *call) isDenied(answer *kept) bool {
 // acceptMinted remembers a token that the API server has just made, for itself as the audience: whoever gets
 // it may not have used it when the cloud goes away. A request that names no audience is for a token for the
 // API server.
-func (p *Proxy) acceptMinted(c *call, q *question, response *http.Response, answer *kept) {
+func (p *Proxy) acceptMinted(c *call, q *question, response *http.Response, answer *buffer) {
 	if c.what.Subresource != tokenSubresource || response.StatusCode != http.StatusCreated || answer.tooLarge {
 		return
 	}

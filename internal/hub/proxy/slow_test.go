@@ -22,6 +22,7 @@ import (
 	"github.com/go-logr/logr"
 
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
+	"github.com/atoll-k8s/atoll/internal/hub/limits"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
@@ -180,8 +181,8 @@ func TestRejectedRequestReleasesItsSlot(t *testing.T) {
 				if response.StatusCode != http.StatusUnauthorized {
 					t.Errorf("the answer is %d", response.StatusCode)
 				}
-				for name, in := range map[string]*places{"strangers": &n.places().strangers, "streams of strangers": &n.places().strangeStreams} {
-					build.Eventually(t, "the places of "+name+" are given back", func() bool { return taken(in) == 0 })
+				for name, in := range map[string]*limits.Requests{"strangers": n.limits().strangers, "streams of strangers": n.limits().strangeStreams} {
+					build.Eventually(t, "the places of "+name+" are given back", func() bool { return in.Taken() == 0 })
 				}
 				if waited := time.Since(began); waited >= questionWithin {
 					t.Errorf("the place is given back after %s", waited)
@@ -278,14 +279,14 @@ func TestLargeDocumentsInTurn(t *testing.T) {
 			n.Wait()
 		}
 		n.cloud.set(true, nil)
-		in := &n.places().cached
-		in.enter(t.Context(), reader.Name)
+		in := n.limits().cached
+		in.Acquire(t.Context(), reader.Name)
 		for path, want := range paths {
 			if w := n.askAs(reader, path); w.Code != want {
 				t.Errorf("while another is answered, %s is answered with %d, want %d", path, w.Code, want)
 			}
 		}
-		in.leave(reader.Name)
+		in.Release(reader.Name)
 		for path := range paths {
 			if w := n.askAs(reader, path); w.Code != http.StatusOK {
 				t.Errorf("%s is answered with %d", path, w.Code)

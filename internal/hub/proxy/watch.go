@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
+	"github.com/atoll-k8s/atoll/internal/hub/limits"
 	"github.com/atoll-k8s/atoll/internal/hub/request"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
@@ -274,7 +275,7 @@ func (s *stream) deliver(e wire.Event) bool {
 
 // write gives the client a frame, and returns whether it took it.
 func (s *stream) write(frame []byte) bool {
-	_ = s.controller.SetWriteDeadline(time.Now().Add(cmp.Or(s.slowAfter, TakeWithin)))
+	_ = s.controller.SetWriteDeadline(time.Now().Add(cmp.Or(s.slowAfter, limits.TakeWithin)))
 	if _, err := s.w.Write(frame); err != nil {
 		return false
 	}

@@ -2,13 +2,11 @@ package proxy
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -17,54 +15,10 @@ import (
 
 	"github.com/atoll-k8s/atoll/internal/hub/filter"
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
+	"github.com/atoll-k8s/atoll/internal/hub/limits"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
-
-// TestSlotsPerIdentityAreBounded: an identity has its places and no more, some wait, and others have theirs.
-func TestSlotsPerIdentityAreBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := &places{ofOne: 2, ofAll: 3, waiting: 1}
-		for range 2 {
-			if !p.enter(t.Context(), "a") {
-				t.Fatal("there is no place")
-			}
-		}
-		began := time.Now()
-		waited := make(chan bool)
-		go func() { waited <- p.enter(t.Context(), "a") }()
-		synctest.Wait()
-		if p.enter(t.Context(), "a") || time.Since(began) > 0 {
-			t.Error("a fourth request of an identity is not refused at once")
-		}
-		if !p.enter(t.Context(), "b") {
-			t.Error("another identity has no place")
-		}
-		if p.enter(t.Context(), "c") || time.Since(began) != turnWithin {
-			t.Errorf("beyond the places of all there is one, after %s", time.Since(began))
-		}
-		if <-waited {
-			t.Error("beyond the places of an identity there is one")
-		}
-		go func() { waited <- p.enter(t.Context(), "a") }()
-		synctest.Wait()
-		p.leave("a")
-		if !<-waited {
-			t.Error("a place that is given back is not taken")
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		if p.enter(ctx, "c") {
-			t.Error("a client that has gone has a place")
-		}
-		p.leave("a")
-		p.leave("a")
-		p.leave("b")
-		if len(p.of) != 0 || len(p.all) != 0 {
-			t.Errorf("without requests, %d identities and %d places are taken", len(p.of), len(p.all))
-		}
-	})
-}
 
 // TestIdentityCannotTakeSlotsOfOthers: one identity has as many requests as it may, and so has who invents tokens.
 // Another identity, the node and a token that is new are answered. Who claims to be another takes nothing of it.
@@ -93,15 +47,15 @@ func TestIdentityCannotTakeSlotsOfOthers(t *testing.T) {
 		}
 	}
 	forger := identity.Caller{Name: other.Name, Token: "forged"}
-	in, strange := &n.places().answers, &n.places().strangers
+	in, strange := n.limits().answers, n.limits().strangers
 	for range maxAnswers {
-		if !in.enter(t.Context(), greedy.Name) {
-			t.Fatal("there is no place")
+		if !in.Acquire(t.Context(), greedy.Name) {
+			t.Fatal("there is no slot")
 		}
 	}
 	for range maxStrange {
-		if !strange.enter(t.Context(), forgers) {
-			t.Fatal("there is no place")
+		if !strange.Acquire(t.Context(), forgers) {
+			t.Fatal("there is no slot")
 		}
 	}
 	within = 100 * time.Millisecond
@@ -117,17 +71,10 @@ func TestIdentityCannotTakeSlotsOfOthers(t *testing.T) {
 			t.Errorf("%s is answered with %d", who, code)
 		}
 	}
-	in.leave(greedy.Name)
+	in.Release(greedy.Name)
 	if code := ask(greedy, here, "now"); code != http.StatusOK {
 		t.Errorf("once a place is free, the answer is %d", code)
 	}
-}
-
-// taken returns how many places are taken.
-func taken(p *places) int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(p.all)
 }
 
 // TestAcceptedWatchReleasesTheStrangerSlot: a watch takes no place of strangers once the cloud has accepted its token.
@@ -141,12 +88,12 @@ func TestAcceptedWatchReleasesTheStrangerSlot(t *testing.T) {
 		defer close(ended)
 		n.askAs(reader, podsOfNode+"&watch=1&resourceVersion=1")
 	}()
-	build.Eventually(t, "the watch has a place among streams", func() bool {
-		return taken(&n.places().streams) == 1 && taken(&n.places().strangers) == 0
+	build.Eventually(t, "the watch has a slot of streams", func() bool {
+		return n.limits().streams.Taken() == 1 && n.limits().strangers.Taken() == 0
 	})
 	_ = to.Close()
 	<-ended
-	if n := taken(&n.places().streams); n != 0 {
+	if n := n.limits().streams.Taken(); n != 0 {
 		t.Errorf("once it is over, %d places are taken", n)
 	}
 }
@@ -156,7 +103,7 @@ type distant struct{ Cloud }
 
 // RoundTrip implements Cloud.
 func (d distant) RoundTrip(r *http.Request, asNode bool) (*http.Response, error) {
-	<-time.After(turnWithin / 3)
+	<-time.After(limits.WaitWithin / 3)
 	return d.Cloud.RoundTrip(r, asNode)
 }
 
@@ -167,10 +114,10 @@ func TestAcceptedTokenReleasesItsWaitingRequests(t *testing.T) {
 		n := newNode(t, wire.JSON)
 		n.answers(1, pod("a", "1", 1, nil))
 		n.Proxy.Cloud = distant{n.cloud}
-		in := &n.places().strangers
+		in := n.limits().strangers
 		from := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil).RemoteAddr
 		for range maxStrange {
-			in.enter(t.Context(), from)
+			in.Acquire(t.Context(), from)
 		}
 		var all sync.WaitGroup
 		for range 3 * maxStrange {
@@ -182,7 +129,7 @@ func TestAcceptedTokenReleasesItsWaitingRequests(t *testing.T) {
 		}
 		synctest.Wait()
 		n.Tokens.Accepted(reader.Token, time.Now())
-		in.leave(from) // the others stay
+		in.Release(from) // the others stay
 		all.Wait()
 	})
 }
@@ -193,11 +140,11 @@ func TestWatchesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t, wire.JSON)
 		n.answers(1, pod("a", "1", 1, nil))
-		in := &n.places().streams
+		in := n.limits().streams
 		for _, who := range []string{reader.Name, "another"} {
 			for range maxStreams {
-				if !in.enter(t.Context(), who) {
-					t.Fatal("there is no place")
+				if !in.Acquire(t.Context(), who) {
+					t.Fatal("there is no slot")
 				}
 			}
 			for _, isNew := range []bool{false, true} {
@@ -210,13 +157,13 @@ func TestWatchesAreBounded(t *testing.T) {
 				if w := n.askAs(reader, podsOfNode+"&watch=1&resourceVersion=1"); w.Code != http.StatusTooManyRequests || time.Since(began) > 0 {
 					t.Errorf("when %s has its places, one more watch, with a new token %t, is answered with %d after %s", who, isNew, w.Code, time.Since(began))
 				}
-				if taken(&n.places().strangers) > 0 {
+				if n.limits().strangers.Taken() > 0 {
 					t.Error("it has the place of a stranger")
 				}
 			}
 		}
 		began := time.Now()
-		if in.enter(t.Context(), "a third") || time.Since(began) > 0 {
+		if in.Acquire(t.Context(), "a third") || time.Since(began) > 0 {
 			t.Errorf("beyond the places of all there is one, or somebody waited for %s", time.Since(began))
 		}
 	})
@@ -250,68 +197,13 @@ func TestBrokenOffRequestsReleaseTheirSlots(t *testing.T) {
 	n.cloud.set(true, nil)
 	breaks(podsOfNode)
 	breaks(podsOfNode + "&watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true")
-	for name, in := range map[string]*places{
-		"answers": &n.places().answers, "streams": &n.places().streams, "cached": &n.places().cached, "strangers": &n.places().strangers,
+	for name, in := range map[string]*limits.Requests{
+		"answers": n.limits().answers, "streams": n.limits().streams, "cached": n.limits().cached, "strangers": n.limits().strangers,
 	} {
-		if len(in.all) != 0 || len(in.of) != 0 {
-			t.Errorf("%d places of %s are taken", len(in.all), name)
+		if taken := in.Taken(); taken != 0 {
+			t.Errorf("%d slots of %s are taken", taken, name)
 		}
 	}
-}
-
-// taking is the writer of a client that takes some time for each part, and what it has got when its answer ended.
-type taking struct {
-	*httptest.ResponseRecorder
-
-	takes time.Duration
-	ended chan struct{}
-}
-
-func (w *taking) take() error {
-	select {
-	case <-time.After(w.takes):
-		return nil
-	case <-w.ended:
-		return os.ErrDeadlineExceeded
-	}
-}
-
-func (w *taking) Write(part []byte) (int, error) {
-	if err := w.take(); err != nil {
-		return 0, err
-	}
-	return w.ResponseRecorder.Write(part)
-}
-
-func (w *taking) FlushError() error { return w.take() }
-
-func (w *taking) SetWriteDeadline(time.Time) error { close(w.ended); return nil }
-
-// TestPacedAnswers: each part has its time, and so has the next, however long nothing is given in between.
-func TestPacedAnswers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		below := &taking{ResponseRecorder: httptest.NewRecorder(), takes: 59 * time.Second, ended: make(chan struct{})}
-		w := &paced{ResponseWriter: below, controller: http.NewResponseController(below), within: time.Minute}
-		give := func() error {
-			_, err := w.Write([]byte("x"))
-			return errors.Join(err, http.NewResponseController(w).Flush())
-		}
-		for range 3 {
-			if err := give(); err != nil {
-				t.Errorf("a client that takes 59 seconds for each part: %v", err)
-			}
-			<-time.After(time.Hour)
-		}
-		below.takes = time.Hour
-		began := time.Now()
-		if err := give(); !errors.Is(err, os.ErrDeadlineExceeded) || time.Since(began) != time.Minute {
-			t.Errorf("a client that takes an hour: %v after %s", err, time.Since(began))
-		}
-		<-time.After(time.Hour)
-		if text := below.Body.String(); text != "xxx" {
-			t.Errorf("the client has got %q", text)
-		}
-	})
 }
 
 // TestUnreadAnswerEndsAndReleasesItsSlot: an answer that the client does not read ends, and its slot is
@@ -445,8 +337,8 @@ func TestCollectionsFromTheCacheInTurn(t *testing.T) {
 	}
 	n.Wait()
 	n.cloud.set(true, nil)
-	if !n.places().cached.enter(t.Context(), reader.Name) {
-		t.Fatal("there is no place")
+	if !n.limits().cached.Acquire(t.Context(), reader.Name) {
+		t.Fatal("there is no slot")
 	}
 	within = 100 * time.Millisecond
 	for _, query := range []string{"", "&watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"} {
@@ -458,7 +350,7 @@ func TestCollectionsFromTheCacheInTurn(t *testing.T) {
 	if code, answered := ask(identity.OfNode(), ""); code != http.StatusOK || !answered {
 		t.Errorf("the node has to wait: %d", code)
 	}
-	n.places().cached.leave(reader.Name)
+	n.limits().cached.Release(reader.Name)
 	if code, answered := ask(reader, ""); code != http.StatusOK || !answered {
 		t.Errorf("once the first is over, the answer is %d", code)
 	}
@@ -489,11 +381,11 @@ func TestListsAreFilteredInTurn(t *testing.T) {
 			n.askAs(caller, podsOfNode)
 			n.Wait()
 		}
-		in := &n.places().formed
+		in := n.limits().filtered
 		take := func(who string) {
 			t.Helper()
-			if !in.enter(t.Context(), who) {
-				t.Fatalf("there is no place for %s", who)
+			if !in.Acquire(t.Context(), who) {
+				t.Fatalf("there is no slot for %s", who)
 			}
 		}
 		for _, offline := range []bool{false, true} {
@@ -508,17 +400,17 @@ func TestListsAreFilteredInTurn(t *testing.T) {
 			take(reader.Name)
 			ask(reader, http.StatusTooManyRequests) // one at a time for each
 			ask(other, http.StatusOK)
-			time.AfterFunc(turnWithin/2, func() { in.leave(reader.Name) })
+			time.AfterFunc(limits.WaitWithin/2, func() { in.Release(reader.Name) })
 			ask(reader, http.StatusOK)
-			for i := range maxAllFormed {
+			for i := range maxAllFiltered {
 				take(fmt.Sprint("reader ", i))
 			}
 			ask(other, http.StatusTooManyRequests)
 			if w := n.askAs(identity.OfNode(), podsOfNode); w.Code != http.StatusOK && !offline {
 				t.Errorf("the node is answered %d", w.Code)
 			}
-			for i := range maxAllFormed {
-				in.leave(fmt.Sprint("reader ", i))
+			for i := range maxAllFiltered {
+				in.Release(fmt.Sprint("reader ", i))
 			}
 		}
 	})

@@ -24,13 +24,13 @@ func TestAnswersWaitingForTheDiskAreCounted(t *testing.T) {
 	for range 3 {
 		r.listed(kubeProxy)
 	}
-	if taken := r.others.taken.Load(); taken == 0 {
+	if taken := r.limits().ofOthers.Taken(); taken == 0 {
 		t.Error("lists that are filtered are not counted")
 	}
 	goOn()
 	r.stop()
 	r.node.Wait()
-	if taken := r.others.taken.Load(); taken != 0 {
+	if taken := r.limits().ofOthers.Taken(); taken != 0 {
 		t.Errorf("%d bytes are not given back", taken)
 	}
 
@@ -40,19 +40,19 @@ func TestAnswersWaitingForTheDiskAreCounted(t *testing.T) {
 		t.Helper()
 		goOn := hang(n, "node\n"+requestOf(podsOfNode, wire.JSON))
 		answer()
-		if n.own.taken.Load() == 0 {
+		if n.limits().ofNode.Taken() == 0 {
 			t.Errorf("%s is not counted", what)
 		}
 		goOn()
 		n.Wait()
-		if taken := n.own.taken.Load(); taken != 0 {
+		if taken := n.limits().ofNode.Taken(); taken != 0 {
 			t.Errorf("%d bytes of %s are not given back", taken, what)
 		}
 	}
 	waits("a list of the node", func() { n.ask(t.Context(), podsOfNode) })
 	waits("an event", func() { n.watched(podsOfNode+"&watch=1&resourceVersion=1", event{watch.Added, pod("b", "1", 2, nil)}) })
-	// Without any room left the clients are answered, and the state before is kept.
-	n.own.take(maxAnswer)
+	// With no bytes left the clients are answered, and the state before is kept.
+	n.limits().ofNode.Take(maxAnswer)
 	n.answers(3, pod("c", "1", 3, nil))
 	if w := n.ask(t.Context(), podsOfNode); !strings.Contains(w.Body.String(), `"name":"c","namespace"`) {
 		t.Errorf("the answer is %d %s", w.Code, w.Body)
@@ -60,9 +60,9 @@ func TestAnswersWaitingForTheDiskAreCounted(t *testing.T) {
 	n.Wait()
 	n.cloud.set(true, nil)
 	if w := n.ask(t.Context(), podsOfNode); strings.Contains(w.Body.String(), `"name":"c","namespace"`) {
-		t.Errorf("what found no room is kept: %s", w.Body)
+		t.Errorf("what was beyond the limit is kept: %s", w.Body)
 	}
-	n.own.give(maxAnswer)
+	n.limits().ofNode.Give(maxAnswer)
 }
 
 // TestScopesThatWaitAreBounded: with a disk that hangs, many requests of others leave nothing in memory, and
