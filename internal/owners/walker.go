@@ -66,6 +66,17 @@ const (
 	Override
 )
 
+// RequiredBy returns the name of the policy of the kind that an object requires itself; "" if it requires none.
+func (k PolicyKind) RequiredBy(o *ownership.Object) string {
+	switch {
+	case o == nil:
+		return ""
+	case k == Propagation:
+		return o.Policies.RequiredPropagation
+	}
+	return o.Policies.RequiredOverride
+}
+
 type policyKey struct {
 	kind            PolicyKind
 	namespace, name string
@@ -339,7 +350,7 @@ func (w *Walker) requiredAboveLocked(kind PolicyKind, o *ownership.Object) bool 
 			return false
 		}
 		o = owner
-		if required(kind, o) != "" {
+		if kind.RequiredBy(o) != "" {
 			return true
 		}
 	}
@@ -463,7 +474,7 @@ func (w *Walker) putLocked(o *ownership.Object) (old *ownership.Object) {
 		insert(w.children, o.Controller.UID, o.UID)
 	}
 	for _, kind := range []PolicyKind{Propagation, Override} {
-		if name := required(kind, o); name != "" {
+		if name := kind.RequiredBy(o); name != "" {
 			insert(w.requiring, policyKey{kind, o.Namespace, name}, o.UID)
 		}
 	}
@@ -473,18 +484,18 @@ func (w *Walker) putLocked(o *ownership.Object) (old *ownership.Object) {
 // replaced returns the last policy of each kind that an object required before the one that it
 // requires now; nil if there is none.
 func replaced(old, new *ownership.Object) *ownership.Policies {
-	propagation, override := required(Propagation, old), required(Override, old)
-	if propagation == required(Propagation, new) && override == required(Override, new) {
+	propagation, override := Propagation.RequiredBy(old), Override.RequiredBy(old)
+	if propagation == Propagation.RequiredBy(new) && override == Override.RequiredBy(new) {
 		return old.Replaced
 	}
 	last := ownership.Policies{}
 	if old.Replaced != nil {
 		last = *old.Replaced
 	}
-	if propagation != required(Propagation, new) {
+	if propagation != Propagation.RequiredBy(new) {
 		last.RequiredPropagation = propagation
 	}
-	if override != required(Override, new) {
+	if override != Override.RequiredBy(new) {
 		last.RequiredOverride = override
 	}
 	return &last
@@ -500,18 +511,11 @@ func (w *Walker) dropLocked(uid types.UID) *ownership.Object {
 		remove(w.children, old.Controller.UID, uid)
 	}
 	for _, kind := range []PolicyKind{Propagation, Override} {
-		if name := required(kind, old); name != "" {
+		if name := kind.RequiredBy(old); name != "" {
 			remove(w.requiring, policyKey{kind, old.Namespace, name}, uid)
 		}
 	}
 	return old
-}
-
-func required(kind PolicyKind, o *ownership.Object) string {
-	if kind == Propagation {
-		return o.Policies.RequiredPropagation
-	}
-	return o.Policies.RequiredOverride
 }
 
 func insert[K comparable](index map[K]sets.Set[types.UID], key K, uid types.UID) {

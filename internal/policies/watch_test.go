@@ -47,7 +47,7 @@ func newWoken(t *testing.T, list client.ObjectList, objects ...client.Object) *w
 	}
 	t.Cleanup(w.queue.ShutDown)
 	source := &trigger.Source[ctrl.Request]{}
-	w.OnGroups(EnqueueOnGroups(indexed(t, objects...), list, source))
+	w.OnGroups(enqueueOnGroups(indexed(t, objects...), list, source))
 	w.ObserveNode(seats.SlimNode(build.Node("early", build.InGroup("hz")))) // before anything runs
 	if err := errors.Join(source.Start(t.Context(), w.queue), source.WaitForSync(t.Context())); err != nil {
 		t.Fatal(err)

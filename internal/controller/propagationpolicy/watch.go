@@ -9,8 +9,8 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
+	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/policies"
-	"github.com/atoll-k8s/atoll/internal/seats"
 )
 
 // watch declares every change that enqueues a PropagationPolicy. All but the first go
@@ -18,10 +18,8 @@ import (
 //
 //	a policy is created or deleted, or its spec changes → the policy
 //	its status or metadata is written                   → the policy
-//	an owner is created, changed or deleted             → requestsForOwner
-//	a pod is created, changed or deleted                → requestsForPod
-//	members or readiness of NodeGroups change           → the policies that name them
-//	pods at the gate are held, or are not any more      → requestsFor their owner
+//	owners, pods and NodeGroups change                  → see policies.Watched
+//	pods at the gate are held, or are not any more      → the policy of their owner
 //
 // Call it before the walker and the ledger are started.
 func (r *Reconciler) watch(mgr ctrl.Manager) (*builder.Builder, error) {
@@ -30,50 +28,14 @@ func (r *Reconciler) watch(mgr ctrl.Manager) (*builder.Builder, error) {
 		if new == nil {
 			r.memory.forget(old.UID)
 		}
-		r.changed.Add(requestsForOwner(old, new)...)
 	})
-	r.Ledger.OnChange(func(old, new *seats.Pod) { r.changed.Add(r.requestsForPod(old, new)...) })
-	if err := policies.IndexGroups(mgr.GetFieldIndexer(), &gm.PropagationPolicy{}); err != nil {
+	watched := policies.Watched{Kind: owners.Propagation, Walker: r.Walker, Ledger: r.Ledger}
+	if err := watched.Watch(mgr, r.changed); err != nil {
 		return nil, err
 	}
-	r.Ledger.OnGroups(policies.EnqueueOnGroups(mgr.GetClient(), &gm.PropagationPolicyList{}, r.changed))
-	r.Policies.OnHeld(func(owner types.UID) { r.changed.Add(r.requestsFor(owner)...) })
+	r.Policies.OnHeld(func(owner types.UID) { r.changed.Add(watched.Above(owner)...) })
 	return ctrl.NewControllerManagedBy(mgr).
 		For(&gm.PropagationPolicy{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&gm.PropagationPolicy{}, trigger.Handler(r.changed), builder.WithPredicates(trigger.StatusWritten)).
 		WatchesRawSource(r.changed), nil
-}
-
-// requestsForOwner are the policies that the owner required before the change and
-// requires after it.
-func requestsForOwner(old, new *ownership.Object) (out []ctrl.Request) {
-	for _, o := range []*ownership.Object{old, new} {
-		if o != nil && o.Policies.RequiredPropagation != "" {
-			out = append(out, request(o))
-		}
-	}
-	return out
-}
-
-// requestsForPod are the policies of the pod's owner before and after the change.
-func (r *Reconciler) requestsForPod(old, new *seats.Pod) (out []ctrl.Request) {
-	for _, pod := range []*seats.Pod{old, new} {
-		if pod != nil {
-			out = append(out, r.requestsFor(pod.Owner())...)
-		}
-	}
-	return out
-}
-
-// requestsFor is the policy that the workload above an owner requires.
-func (r *Reconciler) requestsFor(owner types.UID) []ctrl.Request {
-	if o := r.Walker.PolicyOwnersOf(owner).Propagation; o != nil {
-		return []ctrl.Request{request(o)}
-	}
-	return nil
-}
-
-// request names the policy that a workload requires.
-func request(o *ownership.Object) ctrl.Request {
-	return ctrl.Request{NamespacedName: types.NamespacedName{Namespace: o.Namespace, Name: o.Policies.RequiredPropagation}}
 }
