@@ -9,9 +9,9 @@ import (
 // SetHead writes an event without an item, as Update does when nothing differs.
 func (w *Writer) SetHead(head []byte) error { return w.write(record{kind: kindHead, head: head}) }
 
-// TestAdvancedHeadsWriteNothing until there is an event or the store is closed: bookmarks come each minute on
-// each watch. After a kill the state is that of the last event.
-func TestAdvancedHeadsWriteNothing(t *testing.T) {
+// TestBookmarksWriteNothingToDisk: a bookmark, which comes each minute on each watch, changes the head in memory
+// only. The next event writes it, and so does Close. After a kill the state is that of the last event.
+func TestBookmarksWriteNothingToDisk(t *testing.T) {
 	path := t.TempDir()
 	s, err := Open(path, Options{})
 	must(t, err)

@@ -132,9 +132,9 @@ func TestALogWithAnyBitFlippedHasTheStateBeforeIt(t *testing.T) {
 	}
 }
 
-// TestRecordsAreValidInTheirPlaceOnly: a power failure can leave blocks of other logs, and of
-// other places, in a log.
-func TestRecordsAreValidInTheirPlaceOnly(t *testing.T) {
+// TestMisplacedLogRecordsAreRejected: after a power failure a log can contain blocks of other logs, or blocks
+// from other places. The store does not read them as records.
+func TestMisplacedLogRecordsAreRejected(t *testing.T) {
 	for name, o := range modes {
 		t.Run(name, func(t *testing.T) {
 			name, log, ends := written(t, o)
@@ -147,8 +147,8 @@ func TestRecordsAreValidInTheirPlaceOnly(t *testing.T) {
 	}
 }
 
-// TestASnapshotThatIsDamagedLeavesTheStateBefore as long as it is not durable.
-func TestASnapshotThatIsDamagedLeavesTheStateBefore(t *testing.T) {
+// TestDamagedSnapshotLeavesThePreviousState: this is so until the snapshot is durable.
+func TestDamagedSnapshotLeavesThePreviousState(t *testing.T) {
 	o := modes["plain"]
 	d := newDisk()
 	s := openOn(t, d, o)
@@ -179,9 +179,8 @@ func TestASnapshotThatIsDamagedLeavesTheStateBefore(t *testing.T) {
 	}
 }
 
-// TestStoreSurvivesEachFailingFileSystemCall runs the script, with a rewrite at its end, and lets one call of the
-// file system fail. Kinds of failures: only this call, this and all later ones, and after
-// half of a write.
+// TestStoreSurvivesEachFailingFileSystemCall: runs the script, with a rewrite at its end, and lets one call of
+// the file system fail: this call only, this call and all later ones, or this call after half of a write.
 func TestStoreSurvivesEachFailingFileSystemCall(t *testing.T) {
 	for name, errno := range map[string]syscall.Errno{"disk full": syscall.ENOSPC, "I/O error": syscall.EIO, "read-only": syscall.EROFS} {
 		for _, lasting := range []bool{false, true} {
@@ -279,10 +278,10 @@ func failAt(t *testing.T, n int, lasting bool, errno syscall.Errno) bool {
 	return failed()
 }
 
-// TestAgainstAModel: random calls on a few scopes, with starts after Close, after a kill at any
-// byte and after a power failure. After a kill each scope has its last state, or the one of
-// the call that was interrupted; after a power failure one since the last round of fsync.
-func TestAgainstAModel(t *testing.T) {
+// TestStoreMatchesAModelUnderCrashes: random calls on a few scopes, with restarts after Close, after a kill at
+// any byte, and after a power failure. After a kill each scope has its last state, or that of the interrupted
+// call. After a power failure it has a state since the last fsync.
+func TestStoreMatchesAModelUnderCrashes(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		o := Options{SyncEvery: time.Hour}
 		if rapid.Bool().Draw(rt, "encrypted") {

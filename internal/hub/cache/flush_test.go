@@ -10,9 +10,8 @@ import (
 	"time"
 )
 
-// TestFlush: what was written before is durable when it returns, with one round of fsync for all that
-// wait.
-func TestFlush(t *testing.T) {
+// TestFlushMakesEarlierWritesDurable: one round of fsync serves all callers that wait.
+func TestFlushMakesEarlierWritesDurable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDisk()
 		var mu sync.Mutex
@@ -52,8 +51,8 @@ func TestFlush(t *testing.T) {
 	})
 }
 
-// TestFlushOnADiskThatFails or hangs tells so, also if the round that failed had begun before.
-func TestFlushOnADiskThatFails(t *testing.T) {
+// TestFlushReportsAFailingOrHangingDisk: also if the failed round of fsync began before the call.
+func TestFlushReportsAFailingOrHangingDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		var fail error

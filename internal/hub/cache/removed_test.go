@@ -12,13 +12,13 @@ import (
 	"github.com/go-logr/logr/funcr"
 )
 
-// TestStoreRecoversFromRemovedFiles: nothing is said to be durable that has no file, the log says so once, and
-// what is written next is in the directory again.
+// TestStoreRecoversFromRemovedFiles: a write without a file is not reported as durable, the loss is logged once,
+// and later writes are in the directory again.
 func TestStoreRecoversFromRemovedFiles(t *testing.T) {
 	for name, remove := range map[string]func(dir string) error{
-		"the directory": os.RemoveAll,
-		"all around it": func(dir string) error { return os.RemoveAll(filepath.Dir(dir)) },
-		"it is moved":   func(dir string) error { return os.Rename(dir, dir+".old") },
+		"the directory":          os.RemoveAll,
+		"the parent directory":   func(dir string) error { return os.RemoveAll(filepath.Dir(dir)) },
+		"the directory is moved": func(dir string) error { return os.Rename(dir, dir+".old") },
 		"another directory is in its place": func(dir string) error {
 			return errors.Join(os.Rename(dir, dir+".old"), os.Mkdir(dir, 0o700))
 		},

@@ -28,7 +28,8 @@ func sorted(keys []string) []string {
 	return keys
 }
 
-// TestAnOwnerHasNoMoreThanItsShare: at every write, also if a scope grows by its events.
+// TestAnOwnerHasNoMoreThanItsShare: each write removes older scopes of the owner beyond its share, also if a
+// scope grows by its events.
 func TestAnOwnerHasNoMoreThanItsShare(t *testing.T) {
 	s := openOn(t, newDisk(), Options{SyncEvery: time.Hour, MaxBytes: 1_000_000, ShareOf: shares})
 	replace(t, s, "node 1", sized(15_000))
@@ -54,8 +55,8 @@ func TestAnOwnerHasNoMoreThanItsShare(t *testing.T) {
 	}
 }
 
-// TestOwnersOfTheHighestRankGiveWayLast: whatever many owners have together.
-func TestOwnersOfTheHighestRankGiveWayLast(t *testing.T) {
+// TestScopesOfTheHighestRankAreRemovedLast: however much space the scopes of other owners take together.
+func TestScopesOfTheHighestRankAreRemovedLast(t *testing.T) {
 	d := newDisk()
 	o := Options{SyncEvery: time.Hour, MaxBytes: 100_000, ShareOf: shares}
 	s := openOn(t, d, o)

@@ -41,7 +41,9 @@ func stale(t *testing.T, s *Store, key string) error {
 	return v.Stale()
 }
 
-func TestFilesOnDisk(t *testing.T) {
+// TestCacheFilesArePrivateAndEncrypted: modes are 0700 and 0600. With a key, neither contents nor names of files
+// show what is stored.
+func TestCacheFilesArePrivateAndEncrypted(t *testing.T) {
 	for name, key := range map[string][]byte{"plain": nil, "encrypted": bytes.Repeat([]byte{1}, 32)} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "new", "cache")
@@ -87,6 +89,7 @@ func TestFilesOnDisk(t *testing.T) {
 	}
 }
 
+// TestADirectoryHasOneStore: the second store gets ErrLocked.
 func TestADirectoryHasOneStore(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.Chmod(dir, 0o755))
@@ -104,7 +107,8 @@ func TestADirectoryHasOneStore(t *testing.T) {
 	must(t, s.Close())
 }
 
-func TestOtherKeysAndLeftovers(t *testing.T) {
+// TestStoreRemovesFilesOfOtherKeysAndTemporaryFiles: files that the store did not write stay.
+func TestStoreRemovesFilesOfOtherKeysAndTemporaryFiles(t *testing.T) {
 	one, two := bytes.Repeat([]byte{1}, 32), bytes.Repeat([]byte{2}, 32)
 	for name, tc := range map[string]struct{ before, after []byte }{
 		"another key":       {one, two},
@@ -141,7 +145,8 @@ func TestOtherKeysAndLeftovers(t *testing.T) {
 	}
 }
 
-func TestTheScopesUsedLongestAgoAreRemoved(t *testing.T) {
+// TestLeastRecentlyUsedScopesAreRemoved: also if the clock jumps back, and if the limits become smaller.
+func TestLeastRecentlyUsedScopesAreRemoved(t *testing.T) {
 	now := time.Now()
 	o := Options{SyncEvery: time.Hour, MaxBytes: 100_000, Now: func() time.Time { return now }}
 	d := newDisk()
@@ -171,7 +176,9 @@ func TestTheScopesUsedLongestAgoAreRemoved(t *testing.T) {
 	}
 }
 
-func TestScopesThatAreTooLarge(t *testing.T) {
+// TestTooLargeWritesKeepTheStoredState: the write gets ErrTooLarge, the scope keeps its state and is marked as
+// stale.
+func TestTooLargeWritesKeepTheStoredState(t *testing.T) {
 	o := Options{SyncEvery: time.Hour, MaxBytes: 400_000}
 	d := newDisk()
 	s := openOn(t, d, o)
@@ -273,8 +280,8 @@ func TestIdleScopesAreRemoved(t *testing.T) {
 	})
 }
 
-// TestRoundsOfFsync: fifty scopes with a hundred events a second each.
-func TestRoundsOfFsync(t *testing.T) {
+// TestFsyncRunsAtMostOnceASecond: fifty scopes with a hundred events a second each.
+func TestFsyncRunsAtMostOnceASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := map[string][]time.Time{}
 		var mu sync.Mutex
@@ -334,8 +341,8 @@ func TestRoundsOfFsync(t *testing.T) {
 	})
 }
 
-// TestADiskThatHangs during a write, a Commit and fsync blocks nothing else.
-func TestADiskThatHangs(t *testing.T) {
+// TestHangingDiskBlocksNoOtherScope: the disk hangs during a write, a Commit, or an fsync.
+func TestHangingDiskBlocksNoOtherScope(t *testing.T) {
 	for _, op := range []string{"Write", "Rename", "Sync", "Remove"} {
 		t.Run(op, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -394,6 +401,7 @@ func TestADiskThatHangs(t *testing.T) {
 	}
 }
 
+// TestViewsKeepTheirState: a view does not change with later writes, and reads nothing after Close.
 func TestViewsKeepTheirState(t *testing.T) {
 	dir := t.TempDir()
 	s, err := Open(dir, Options{SyncEvery: time.Millisecond})
@@ -444,7 +452,8 @@ func TestViewsKeepTheirState(t *testing.T) {
 	}
 }
 
-func TestOneWriter(t *testing.T) {
+// TestOnlyTheNewestWriterOfAScopeCanWrite: Replace, Resume and Remove end the writer before them.
+func TestOnlyTheNewestWriterOfAScopeCanWrite(t *testing.T) {
 	s := openOn(t, newDisk(), Options{SyncEvery: time.Hour})
 	first := replace(t, s, "k", sized(1))
 	second := replace(t, s, "k", sized(2))
@@ -478,7 +487,8 @@ func TestOneWriter(t *testing.T) {
 	must(t, fourth.SetHead(nil))
 }
 
-func TestSnapshots(t *testing.T) {
+// TestSnapshotReplacesTheStateAtCommit: until Commit the old state is read and written. Abort changes nothing.
+func TestSnapshotReplacesTheStateAtCommit(t *testing.T) {
 	d := newDisk()
 	s := openOn(t, d, Options{SyncEvery: time.Hour})
 	w := replace(t, s, "k", sized(1))
@@ -519,7 +529,7 @@ func TestSnapshots(t *testing.T) {
 	}
 }
 
-func TestAfterClose(t *testing.T) {
+func TestClosedStoreReturnsErrClosed(t *testing.T) {
 	s := openOn(t, newDisk(), Options{})
 	w := replace(t, s, "k", sized(1))
 	n, err := s.Snapshot("k")
@@ -540,8 +550,8 @@ func TestAfterClose(t *testing.T) {
 	}
 }
 
-// TestDamageFoundOnReadDropsTheScope: a value that a view cannot read takes the scope away, and so does
-// one that a rewrite cannot copy.
+// TestDamageFoundOnReadDropsTheScope: a scope is removed if a view cannot read one of its values, or if a rewrite
+// cannot copy one.
 func TestDamageFoundOnReadDropsTheScope(t *testing.T) {
 	for name, find := range map[string]func(*testing.T, *Store, *Writer){
 		"a view": func(t *testing.T, s *Store, _ *Writer) {
@@ -576,9 +586,9 @@ func TestDamageFoundOnReadDropsTheScope(t *testing.T) {
 	}
 }
 
-// TestFsyncThatFails: the kernel forgets what it could not write, so that the scope is not
-// written any more, and the log before is kept.
-func TestFsyncThatFails(t *testing.T) {
+// TestFailedFsyncStartsANewLog: after a failed fsync the kernel forgets what it could not write. The log is not
+// written any more, and the previous log is kept.
+func TestFailedFsyncStartsANewLog(t *testing.T) {
 	d := newDisk()
 	fail := ""
 	s := openOn(t, &hooked{d, func(c call) (int, error) {
@@ -621,8 +631,8 @@ func TestFsyncThatFails(t *testing.T) {
 	expect(t, openOn(t, d.unplugged(seeded(3)), Options{}), "k", sized(2))
 }
 
-// TestFilesThatCannotBeRemoved are tried again.
-func TestFilesThatCannotBeRemoved(t *testing.T) {
+// TestFailedFileRemovalIsRetried are tried again.
+func TestFailedFileRemovalIsRetried(t *testing.T) {
 	d := newDisk()
 	full := true
 	s := openOn(t, &hooked{d, func(c call) (int, error) {
@@ -643,7 +653,7 @@ func TestFilesThatCannotBeRemoved(t *testing.T) {
 	}
 }
 
-func TestTimes(t *testing.T) {
+func TestScopeTimesSurviveARestart(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
 	d := newDisk()
 	o := Options{SyncEvery: time.Hour, Now: func() time.Time { return now }}
@@ -673,8 +683,9 @@ func TestTimes(t *testing.T) {
 	}
 }
 
-// TestConcurrentUse is for the race detector. A view has the number of its head in all items.
-func TestConcurrentUse(t *testing.T) {
+// TestConcurrentViewsSeeOneStateEach: all items of a view have the number of its head. The race detector checks
+// the rest.
+func TestConcurrentViewsSeeOneStateEach(t *testing.T) {
 	s, err := Open(t.TempDir(), Options{SyncEvery: time.Millisecond, MaxBytes: 2 << 20, Key: bytes.Repeat([]byte{1}, 32)})
 	must(t, err)
 	var writers, readers sync.WaitGroup
@@ -733,9 +744,8 @@ func TestConcurrentUse(t *testing.T) {
 	must(t, s.Close())
 }
 
-// TestWrittenIsCounted: what is written is counted in bytes, and fsync is called once for a scope,
-// however many events there are in a second.
-func TestWrittenIsCounted(t *testing.T) {
+// TestWrittenBytesAndFsyncsAreCounted: one scope needs one fsync, however many events there are in a second.
+func TestWrittenBytesAndFsyncsAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
 		s, err := Open(dir, Options{})

@@ -17,8 +17,8 @@ func hundred() *content {
 	return c
 }
 
-// TestAnUpdateWritesWhatIsDifferent: and a new log only if that is much.
-func TestAnUpdateWritesWhatIsDifferent(t *testing.T) {
+// TestUpdateWritesOnlyTheDifferences: it starts a new log only if the differences are large.
+func TestUpdateWritesOnlyTheDifferences(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(*content)
 		most   int64 // bytes
@@ -69,7 +69,8 @@ func TestAnUpdateWritesWhatIsDifferent(t *testing.T) {
 	}
 }
 
-// TestUpdateWithoutStateStartsANewLog: what has no state that can be continued gets a new log.
+// TestUpdateWithoutStateStartsANewLog: a new scope gets a log. An update that is too large keeps the state before
+// it and marks it as stale.
 func TestUpdateWithoutStateStartsANewLog(t *testing.T) {
 	s := openOn(t, newDisk(), Options{SyncEvery: time.Hour, MaxBytes: 400_000})
 	defer s.Close()
@@ -109,8 +110,8 @@ func TestUpdateWithoutStateStartsANewLog(t *testing.T) {
 	}
 }
 
-// TestUpdatesAfterAStart: what was read from disk is compared as what was written.
-func TestUpdatesAfterAStart(t *testing.T) {
+// TestUpdateComparesWithStateReadFromDisk: what was read from disk is compared as what was written.
+func TestUpdateComparesWithStateReadFromDisk(t *testing.T) {
 	d := newDisk()
 	s := openOn(t, d, Options{SyncEvery: time.Hour})
 	replace(t, s, "k", hundred())
@@ -127,8 +128,8 @@ func TestUpdatesAfterAStart(t *testing.T) {
 	}
 }
 
-// TestHas: only what a View would show.
-func TestHas(t *testing.T) {
+// TestHasComparesHeadAndValueOfAScope: after a restart the scope is stale until it is updated.
+func TestHasComparesHeadAndValueOfAScope(t *testing.T) {
 	d := newDisk()
 	s := openOn(t, d, Options{SyncEvery: time.Hour})
 	if s.Has("k", []byte("head"), "", []byte("value")) {

@@ -18,7 +18,7 @@ cloud:
   certificateFile: /var/lib/kubelet/pki/kubelet-client-current.pem
 `
 
-func TestDefaults(t *testing.T) {
+func TestMissingConfigFieldsGetDefaults(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "hub.yaml")
 	if err := os.WriteFile(path, []byte(smallest), 0o600); err != nil {
 		t.Fatal(err)
@@ -39,8 +39,8 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// TestTheKeyIsACredential: systemd gives it to the hub, on a node that has one.
-func TestTheKeyIsACredential(t *testing.T) {
+// TestEncryptionKeyDefaultsToASystemdCredential: systemd gives it to the hub, on a node that has one.
+func TestEncryptionKeyDefaultsToASystemdCredential(t *testing.T) {
 	dir := t.TempDir()
 	key := filepath.Join(dir, "atoll-hub.key")
 	if err := os.WriteFile(key, []byte("a key"), 0o600); err != nil {
@@ -55,8 +55,8 @@ func TestTheKeyIsACredential(t *testing.T) {
 	}
 }
 
-// TestErrorsHaveOneOrder: the text of a wrong configuration is the same each time.
-func TestErrorsHaveOneOrder(t *testing.T) {
+// TestConfigErrorsHaveAStableOrder: the text for a wrong configuration is the same each time.
+func TestConfigErrorsHaveAStableOrder(t *testing.T) {
 	const wrong = "apiVersion: hub.atoll.dev/v1alpha1\nkind: HubConfiguration\nlisten: x\nobserve: x\ndirectory: x\nclientCAFile: x\ncloud: {caFile: x, certificateFile: x}\n"
 	_, first := Parse([]byte(wrong))
 	for range 50 {
@@ -66,9 +66,9 @@ func TestErrorsHaveOneOrder(t *testing.T) {
 	}
 }
 
-// TestTheNameOfTheNode is that of the environment if the file has none, and else the host name as a
-// kubelet uses it.
-func TestTheNameOfTheNode(t *testing.T) {
+// TestNodeNameDefaultsToEnvironmentOrHostName: without nodeName in the file, NODE_NAME counts, and else the host
+// name in lower case, as for a kubelet.
+func TestNodeNameDefaultsToEnvironmentOrHostName(t *testing.T) {
 	host, err := os.Hostname()
 	if err != nil {
 		t.Fatal(err)
@@ -85,16 +85,16 @@ func TestTheNameOfTheNode(t *testing.T) {
 	}
 }
 
-// TestABootstrapKubeconfig stands in the place of a certificate.
-func TestABootstrapKubeconfig(t *testing.T) {
+// TestBootstrapKubeconfigReplacesTheCertificate stands in the place of a certificate.
+func TestBootstrapKubeconfigReplacesTheCertificate(t *testing.T) {
 	text := strings.Replace(smallest, "certificateFile: /var/lib/kubelet/pki/kubelet-client-current.pem", "bootstrapKubeconfig: /etc/kubernetes/bootstrap-kubelet.conf", 1)
 	if c, err := Parse([]byte(text)); err != nil || c.Cloud.CertificateFile+c.Cloud.KeyFile != "" {
 		t.Errorf("the configuration is %+v, %v", c, err)
 	}
 }
 
-// TestMistakesAreNamed: the error has the field, and all mistakes of a file at once.
-func TestMistakesAreNamed(t *testing.T) {
+// TestConfigErrorsNameEveryWrongField: the error has the field, and all mistakes of a file at once.
+func TestConfigErrorsNameEveryWrongField(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change []string // of the smallest file
 		says   []string
@@ -116,7 +116,7 @@ func TestMistakesAreNamed(t *testing.T) {
 		"a cache that is too small":    {[]string{"cloud:", "cache: {maxSize: 1Mi}\ncloud:"}, []string{"cache.maxSize"}},
 		"a client without a name":      {[]string{"cloud:", "services: {clients: [a, \"\"]}\ncloud:"}, []string{"services.clients[1]"}},
 		"two mistakes":                 {[]string{"nodeName: edge-1", "nodeName: Edge_1\nlisten: x", "https://", "http://"}, []string{"nodeName", "listen", "cloud.servers[0]"}},
-		"what is no YAML":              {[]string{"kind:", "kind: ["}, nil},
+		"invalid YAML":                 {[]string{"kind:", "kind: ["}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Parse([]byte(strings.NewReplacer(tc.change...).Replace(smallest)))

@@ -32,9 +32,8 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// TestAValueFollowsItsFiles: two that belong together are read together, and the last good content
-// stays.
-func TestAValueFollowsItsFiles(t *testing.T) {
+// TestChangedFilesAreReadAgain: two files of one value are read together, and the last valid content stays.
+func TestChangedFilesAreReadAgain(t *testing.T) {
 	dir := t.TempDir()
 	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
 	v := NewValue("texts", joined, logr.Discard(), a, b)
@@ -99,8 +98,8 @@ func TestAFileThatIsUnchangedIsNotRead(t *testing.T) {
 	}
 }
 
-// TestFollow: changes arrive, a problem is logged once, and it ends.
-func TestFollow(t *testing.T) {
+// TestFollowReadsChangesAndLogsEachProblemOnce: it ends with its context.
+func TestFollowReadsChangesAndLogsEachProblemOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a")
 	synctest.Test(t, func(t *testing.T) {
 		var logged strings.Builder
@@ -128,8 +127,8 @@ func TestFollow(t *testing.T) {
 	})
 }
 
-// TestRead: what is no small regular file is refused, and a pipe is not waited for.
-func TestRead(t *testing.T) {
+// TestReadRefusesAllButSmallRegularFiles: it does not wait for a pipe.
+func TestReadRefusesAllButSmallRegularFiles(t *testing.T) {
 	dir := t.TempDir()
 	pipe, large := filepath.Join(dir, "pipe"), filepath.Join(dir, "large")
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
@@ -143,8 +142,8 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// TestWrite replaces a file, whose mode is 0600, and leaves nothing else.
-func TestWrite(t *testing.T) {
+// TestWriteReplacesAFileWithMode0600: it leaves no other file.
+func TestWriteReplacesAFileWithMode0600(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a")
 	write(t, path+".tmp", "left by a loss of power, and longer")

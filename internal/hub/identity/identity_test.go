@@ -63,8 +63,8 @@ func (a *authority) client(name, organization string, until time.Time, usage x50
 	return cert
 }
 
-// TestOnlyTheNodeCertificateProvesTheNode: its certificate proves it, that of nobody else does, and one that has
-// expired does while the cloud is away.
+// TestOnlyTheNodeCertificateProvesTheNode: certificates of other subjects, CAs and usages do not. An expired
+// certificate of the node counts while the cloud is offline.
 func TestOnlyTheNodeCertificateProvesTheNode(t *testing.T) {
 	ca, other := newAuthority(t), newAuthority(t)
 	roots := x509.NewCertPool()
@@ -78,19 +78,19 @@ func TestOnlyTheNodeCertificateProvesTheNode(t *testing.T) {
 		offline bool
 		want    bool
 	}{
-		"its certificate":                    {ca.client("system:node:a", "system:nodes", later, client), false, true},
-		"no certificate":                     {nil, false, false},
-		"that of another node":               {ca.client("system:node:b", "system:nodes", later, client), false, false},
-		"that of a person":                   {ca.client("admin", "system:masters", later, client), false, false},
-		"that of another organization":       {ca.client("system:node:a", "people", later, client), false, false},
-		"that of another CA":                 {other.client("system:node:a", "system:nodes", later, client), false, false},
-		"that of a server":                   {ca.client("system:node:a", "system:nodes", later, x509.ExtKeyUsageServerAuth), false, false},
-		"one that has expired":               {ca.client("system:node:a", "system:nodes", now.Add(-time.Minute), client), false, false},
-		"one that has expired, offline":      {ca.client("system:node:a", "system:nodes", now.Add(-time.Minute), client), true, true},
-		"one that is not valid yet":          {notYet, false, false},
-		"one that is not valid yet, offline": {notYet, true, true},
-		"another's that has expired":         {ca.client("system:node:b", "system:nodes", now.Add(-time.Minute), client), true, false},
-		"one of another CA that has expired": {other.client("system:node:a", "system:nodes", now.Add(-time.Minute), client), true, false},
+		"its certificate":                       {ca.client("system:node:a", "system:nodes", later, client), false, true},
+		"no certificate":                        {nil, false, false},
+		"a certificate of another node":         {ca.client("system:node:b", "system:nodes", later, client), false, false},
+		"a certificate of a person":             {ca.client("admin", "system:masters", later, client), false, false},
+		"a certificate of another organization": {ca.client("system:node:a", "people", later, client), false, false},
+		"a certificate of another CA":           {other.client("system:node:a", "system:nodes", later, client), false, false},
+		"a certificate of a server":             {ca.client("system:node:a", "system:nodes", later, x509.ExtKeyUsageServerAuth), false, false},
+		"one that has expired":                  {ca.client("system:node:a", "system:nodes", now.Add(-time.Minute), client), false, false},
+		"one that has expired, offline":         {ca.client("system:node:a", "system:nodes", now.Add(-time.Minute), client), true, true},
+		"one that is not valid yet":             {notYet, false, false},
+		"one that is not valid yet, offline":    {notYet, true, true},
+		"another node's that has expired":       {ca.client("system:node:b", "system:nodes", now.Add(-time.Minute), client), true, false},
+		"one of another CA that has expired":    {other.client("system:node:a", "system:nodes", now.Add(-time.Minute), client), true, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := Recognizer{NodeName: "a", Tokens: NewTokens([]byte("secret"), nil), ClientRoots: func() *x509.CertPool { return roots }, Renews: func() bool { return !tc.offline }, Now: func() time.Time { return now }}
@@ -111,8 +111,8 @@ func TestOnlyTheNodeCertificateProvesTheNode(t *testing.T) {
 	}
 }
 
-// TestACertificateIsVerifiedOnce: and what is remembered of it is worth no more than the certificate, its
-// CA and the time.
+// TestACertificateIsVerifiedOnce: the result is cached until the certificate or its CA expires, and while the CA
+// is trusted.
 func TestACertificateIsVerifiedOnce(t *testing.T) {
 	ca, forger := newAuthority(t), newAuthority(t)
 	roots := x509.NewCertPool()
@@ -178,7 +178,9 @@ func TestACertificateIsVerifiedOnce(t *testing.T) {
 	}
 }
 
-func TestTokens(t *testing.T) {
+// TestCallerNameComesFromTheToken: a JWT gives issuer and subject, any other token its keyed hash. Headers that
+// an API server reads differently give no caller.
+func TestCallerNameComesFromTheToken(t *testing.T) {
 	jwt := func(payload string) string {
 		return "e30." + base64.RawURLEncoding.EncodeToString([]byte(payload)) + ".signature"
 	}
@@ -233,7 +235,7 @@ func TestTokens(t *testing.T) {
 	}
 }
 
-// TestTokensAreKnownOnceAccepted, also after a restart, and nothing that is kept is a token.
+// TestTokensAreKnownOnceAccepted: also after a restart. What is stored of a token is not enough to use it.
 func TestTokensAreKnownOnceAccepted(t *testing.T) {
 	tokens := NewTokens([]byte("secret"), nil)
 	if tokens.Knows("a") {

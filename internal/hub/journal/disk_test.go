@@ -111,8 +111,8 @@ func TestConcurrentWritersShareDiskSyncs(t *testing.T) {
 	})
 }
 
-// TestKeepReportsAFailingDisk: Keep says so in bounded time, and the disk gets what it should have as soon as it
-// can, also what is not kept any more.
+// TestKeepReportsAFailingDisk: Keep returns an error in bounded time. Once the disk works, it gets every change
+// that it missed.
 func TestKeepReportsAFailingDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &scriptedDisk{entries: map[uint64]Entry{}}

@@ -49,14 +49,14 @@ func TestJournalDropsSupersededWrites(t *testing.T) {
 		entries []Entry
 		want    []string
 	}{
-		"of a Lease the last":                       {[]Entry{entry(Lease, "l", "", "1"), entry(Event, "e", "", "1"), entry(Lease, "l", "", "2")}, []string{"e 1", "l 2"}},
-		"of an event the last":                      {[]Entry{entry(Event, "e", "", "1"), entry(Event, "f", "", "1"), entry(Event, "e", "", "2")}, []string{"f 1", "e 2"}},
-		"of differences the last":                   {[]Entry{entry(Status, "n", Difference, "1"), entry(Status, "n", Difference, "2")}, []string{"n 2"}},
-		"of parts all":                              {[]Entry{entry(Status, "n", Part, "1"), entry(Status, "n", Part, "2")}, []string{"n 1", "n 2"}},
+		"the last write of a Lease stays":           {[]Entry{entry(Lease, "l", "", "1"), entry(Event, "e", "", "1"), entry(Lease, "l", "", "2")}, []string{"e 1", "l 2"}},
+		"the last write of an event stays":          {[]Entry{entry(Event, "e", "", "1"), entry(Event, "f", "", "1"), entry(Event, "e", "", "2")}, []string{"f 1", "e 2"}},
+		"the last difference stays":                 {[]Entry{entry(Status, "n", Difference, "1"), entry(Status, "n", Difference, "2")}, []string{"n 2"}},
+		"all parts stay":                            {[]Entry{entry(Status, "n", Part, "1"), entry(Status, "n", Part, "2")}, []string{"n 1", "n 2"}},
 		"parts stay when a difference comes":        {[]Entry{entry(Status, "n", Part, "1"), entry(Status, "n", Difference, "2"), entry(Status, "n", Difference, "3")}, []string{"n 1", "n 3"}},
 		"nothing stays when the whole status comes": {[]Entry{entry(Status, "n", Part, "1"), entry(Status, "n", Difference, "2"), entry(Status, "n", Whole, "3")}, []string{"n 3"}},
-		"what comes after the whole status stays":   {[]Entry{entry(Status, "n", Whole, "1"), entry(Status, "n", Difference, "2"), entry(Status, "n", Part, "3")}, []string{"n 1", "n 2", "n 3"}},
-		"other objects are others":                  {[]Entry{entry(Status, "n", Whole, "1"), entry(Status, "m", Whole, "2")}, []string{"n 1", "m 2"}},
+		"writes after the whole status stay":        {[]Entry{entry(Status, "n", Whole, "1"), entry(Status, "n", Difference, "2"), entry(Status, "n", Part, "3")}, []string{"n 1", "n 2", "n 3"}},
+		"writes of other objects stay":              {[]Entry{entry(Status, "n", Whole, "1"), entry(Status, "m", Whole, "2")}, []string{"n 1", "m 2"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := texts(added(t, Limits{}, test.entries...).entries); !slices.Equal(got, test.want) {
@@ -66,9 +66,9 @@ func TestJournalDropsSupersededWrites(t *testing.T) {
 	}
 }
 
-// TestKeptStatusPatchesReproduceTheLastStatus: a client compares what it wants with what it has read, which
-// stays the same, and another sets single fields. Sent in their order, what is kept makes of the object
-// what all their writes were meant to make.
+// TestKeptStatusPatchesReproduceTheLastStatus: one client computes patches from what it has read, which stays the
+// same. Another client sets single fields. The kept patches, sent in order, give the status that both clients
+// wrote last.
 func TestKeptStatusPatchesReproduceTheLastStatus(t *testing.T) {
 	fields := []string{"a", "b", "c", "d"} // of the first client; the other has "x" and "y"
 	rapid.Check(t, func(t *rapid.T) {
@@ -123,7 +123,7 @@ func TestKeptStatusPatchesReproduceTheLastStatus(t *testing.T) {
 	})
 }
 
-// TestJournalStaysWithinItsLimits: there is never more than may be. Events make place for what is newer, nothing else does.
+// TestJournalStaysWithinItsLimits: old events are dropped for newer writes. Nothing else is dropped.
 func TestJournalStaysWithinItsLimits(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := &state{limits: Limits{Bytes: 4000, Entries: 9, Events: 4, Parts: 3}}
@@ -181,9 +181,9 @@ func openAt(t *testing.T, dir string) *Journal {
 	return j
 }
 
-// TestAFileThatIsCutHasWhatWasKeptBeforeTheCut: whatever is missing at its end, what Keep had said to be
-// kept when the file was as long is there, and nothing that was never kept.
-func TestAFileThatIsCutHasWhatWasKeptBeforeTheCut(t *testing.T) {
+// TestTruncatedJournalHasTheWritesBeforeTheCut: the file is cut at each byte. Every write that Keep acknowledged
+// while the file was as long is there, and no other write.
+func TestTruncatedJournalHasTheWritesBeforeTheCut(t *testing.T) {
 	dir := t.TempDir()
 	j := openAt(t, dir)
 	log := func() (name string, content []byte) {
@@ -326,7 +326,7 @@ func TestKilledJournalKeepsAcknowledgedWrites(t *testing.T) {
 	})
 }
 
-// TestKeepWaitsForTheDisk: it does not return before the round of fsync.
+// TestKeepWaitsForTheDisk: Keep does not return before the round of fsync.
 func TestKeepWaitsForTheDisk(t *testing.T) {
 	j, err := Open(t.TempDir(), Options{SyncEvery: time.Second})
 	if err != nil {
@@ -350,7 +350,8 @@ func TestKeepWaitsForTheDisk(t *testing.T) {
 	}
 }
 
-// TestCloseStoresPendingWrites: Close loses no entry that waits, and entries that cannot be read are left out.
+// TestCloseStoresPendingWrites: Close stores every entry that waits, and entries that are done are not there
+// after a restart.
 func TestCloseStoresPendingWrites(t *testing.T) {
 	dir := t.TempDir()
 	j := openAt(t, dir)

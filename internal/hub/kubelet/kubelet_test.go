@@ -34,8 +34,9 @@ func encode(t *testing.T, encoding string, object runtime.Object) []byte {
 	return text.Bytes()
 }
 
-// TestOnlyTheHubsTokenIsKnown: and only for the logs of this node, and for what people need while they have access. All other questions are for the API server.
-func TestOnlyTheHubsTokenIsKnown(t *testing.T) {
+// TestReviewsAllowOnlyTheHubsToken: the token may read logs of this node, and may do what people need while the
+// pool's access port is open. All other reviews go to the API server.
+func TestReviewsAllowOnlyTheHubsToken(t *testing.T) {
 	k := New("a", "", "")
 	if other := New("a", "", ""); other.token == k.token || other.uid == k.uid || len(k.token) < 40 {
 		t.Error("two hubs have the same token, or it is short")
@@ -93,8 +94,8 @@ func TestOnlyTheHubsTokenIsKnown(t *testing.T) {
 	}
 }
 
-// TestTheTokenReachesTheKubeletOnly: which is who has the key of the certificate in the file.
-func TestTheTokenReachesTheKubeletOnly(t *testing.T) {
+// TestTokenIsSentToTheKubeletOnly: the server must have the key of the certificate in the kubelet's file.
+func TestTokenIsSentToTheKubeletOnly(t *testing.T) {
 	var asked []string
 	status := http.StatusOK
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -161,8 +162,9 @@ func TestTheTokenReachesTheKubeletOnly(t *testing.T) {
 	}
 }
 
-// TestPassedRequestsFail with the reason, and without a word of the token.
-func TestPassedRequestsFail(t *testing.T) {
+// TestKubeletErrorsAreExplainedWithoutTheToken: a request that the kubelet cannot answer gets 503 with the
+// reason, and the reason does not contain the token.
+func TestKubeletErrorsAreExplainedWithoutTheToken(t *testing.T) {
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "Forbidden (user=atoll:hub)", http.StatusForbidden)
 	}))

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestBusiestCallerLosesAConnection: the caller with the most connections loses one, however many there are.
-// Those of the node are not limited.
+// TestBusiestCallerLosesAConnection: once there are too many connections, the caller with the most loses one.
+// Connections of the node are not limited.
 func TestBusiestCallerLosesAConnection(t *testing.T) {
 	const total = 256
 	c := NewConnections(256, 64, total)

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// TestRequestsPerCallerAreBounded: a caller has its slots and no more, some requests wait, and others have theirs.
+// TestRequestsPerCallerAreBounded: a caller gets its slots, a few more of its requests wait, and other callers
+// keep their slots.
 func TestRequestsPerCallerAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := NewRequests(2, 3, 1)

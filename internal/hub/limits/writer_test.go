@@ -38,7 +38,7 @@ func (w *taking) FlushError() error { return w.take() }
 
 func (w *taking) SetWriteDeadline(time.Time) error { close(w.ended); return nil }
 
-// TestWriterLimitsEachPart: each part has its time, and so has the next, however long nothing is given in between.
+// TestWriterLimitsEachPart: each write has its own time limit. The time between two writes does not count.
 func TestWriterLimitsEachPart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		below := &taking{ResponseRecorder: httptest.NewRecorder(), takes: 59 * time.Second, ended: make(chan struct{})}

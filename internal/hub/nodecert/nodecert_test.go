@@ -172,8 +172,8 @@ func serial(t *testing.T, m *Manager) int64 {
 	return pair.Leaf.SerialNumber.Int64()
 }
 
-// TestACertificateIsRequestedWithTheToken, is on disk for nobody else, and is there after a restart
-// without the cloud and without the token.
+// TestACertificateIsRequestedWithTheToken: only the hub's user can read it on disk, and it is there after a
+// restart without the cloud and without the token.
 func TestACertificateIsRequestedWithTheToken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCloud(t)
@@ -205,8 +205,8 @@ func TestACertificateIsRequestedWithTheToken(t *testing.T) {
 	})
 }
 
-// TestACertificateIsRenewed as the node itself, between seven and nine tenths of its life, and the old
-// one counts until then.
+// TestACertificateIsRenewed: the node itself requests the new one, between 70 and 90 percent of the certificate's
+// life. The old one is used until then.
 func TestACertificateIsRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCloud(t)
@@ -233,7 +233,7 @@ func TestACertificateIsRenewed(t *testing.T) {
 	})
 }
 
-// TestARestartMakesNoSecondRequest while the first one waits for its approval.
+// TestARestartMakesNoSecondRequest: the first request still waits for its approval.
 func TestARestartMakesNoSecondRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCloud(t)
@@ -253,8 +253,8 @@ func TestARestartMakesNoSecondRequest(t *testing.T) {
 	})
 }
 
-// TestARefusedRequest is followed by another one, with another key and not soon.
-func TestARefusedRequest(t *testing.T) {
+// TestRefusedCertificateRequestIsRepeatedLater: with another key, about every ten minutes.
+func TestRefusedCertificateRequestIsRepeatedLater(t *testing.T) {
 	for name, refuse := range map[string]func(*cloud, *certificatesv1.CertificateSigningRequest){
 		"denied": func(_ *cloud, csr *certificatesv1.CertificateSigningRequest) {
 			csr.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateDenied, Status: "True", Reason: "Stranger"}}
@@ -265,7 +265,7 @@ func TestARefusedRequest(t *testing.T) {
 		"signed for another node": func(c *cloud, csr *certificatesv1.CertificateSigningRequest) {
 			c.sign(csr, pkix.Name{CommonName: "system:node:other", Organization: []string{nodes}}, c.requestOf(csr).PublicKey)
 		},
-		"signed for nobody of the nodes": func(c *cloud, csr *certificatesv1.CertificateSigningRequest) {
+		"signed without the group of nodes": func(c *cloud, csr *certificatesv1.CertificateSigningRequest) {
 			c.sign(csr, pkix.Name{CommonName: "system:node:edge"}, c.requestOf(csr).PublicKey)
 		},
 		"signed for another key": func(c *cloud, csr *certificatesv1.CertificateSigningRequest) {
@@ -295,8 +295,7 @@ func TestARefusedRequest(t *testing.T) {
 	}
 }
 
-// TestNoCertificateIsRequestedWithoutAToken: without a token nothing is requested, and the reason names the
-// file. The token is used once it is there.
+// TestNoCertificateIsRequestedWithoutAToken: the reason names the file. The token is used once it is there.
 func TestNoCertificateIsRequestedWithoutAToken(t *testing.T) {
 	for name, text := range map[string]string{"no file": "", "no kubeconfig": "token: [", "no user": "current-context: a", "no token": "current-context: a\ncontexts: [{name: a, context: {user: u}}]\nusers: [{name: u}]"} {
 		t.Run(name, func(t *testing.T) {
@@ -323,8 +322,8 @@ func TestNoCertificateIsRequestedWithoutAToken(t *testing.T) {
 	}
 }
 
-// TestATokenThatHasExpired: the reason says what to do, and the new token is used.
-func TestATokenThatHasExpired(t *testing.T) {
+// TestExpiredBootstrapTokenIsReported: the reason says what to do, and a new token is used.
+func TestExpiredBootstrapTokenIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCloud(t)
 		c.token = "new"
@@ -369,8 +368,7 @@ func TestRejectedCertificateIsReplaced(t *testing.T) {
 	})
 }
 
-// TestWrongClockDropsNoCertificate: a wrong clock does not cause the loss of a certificate. One that looks
-// expired is valid again once the clock is set.
+// TestWrongClockDropsNoCertificate: a certificate that looks expired is valid again once the clock is right.
 func TestWrongClockDropsNoCertificate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCloud(t)
@@ -394,8 +392,8 @@ func TestWrongClockDropsNoCertificate(t *testing.T) {
 	})
 }
 
-// TestFilesThatAreDamaged are begun anew.
-func TestFilesThatAreDamaged(t *testing.T) {
+// TestDamagedCertificateFilesAreReplaced are begun anew.
+func TestDamagedCertificateFilesAreReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCloud(t)
 		c.run(c.manager(), time.Minute)
@@ -416,8 +414,8 @@ func TestFilesThatAreDamaged(t *testing.T) {
 	})
 }
 
-// TestADiskThatCannotBeWritten: the certificate is used, and written once that is possible.
-func TestADiskThatCannotBeWritten(t *testing.T) {
+// TestCertificateIsUsedIfTheDiskCannotBeWritten: it is written once that is possible.
+func TestCertificateIsUsedIfTheDiskCannotBeWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCloud(t)
 		file := filepath.Join(c.dir, "client")
@@ -439,7 +437,6 @@ func TestADiskThatCannotBeWritten(t *testing.T) {
 	})
 }
 
-// TestNoPartOfATokenIsInAnError.
 func TestNoPartOfATokenIsInAnError(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a")
 	if err := os.WriteFile(path, []byte("users: secret-token: x"), 0o600); err != nil {
@@ -450,8 +447,9 @@ func TestNoPartOfATokenIsInAnError(t *testing.T) {
 	}
 }
 
-// TestACertificateOfAnotherSigner is requested as the node, and again when its addresses or the CA are others.
-func TestACertificateOfAnotherSigner(t *testing.T) {
+// TestServingCertificateFollowsAddressesAndCA: the hub requests a serving certificate as the node, and requests
+// it again once the addresses of the node or the CA are other ones.
+func TestServingCertificateFollowsAddressesAndCA(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCloud(t)
 		c.life = 5 * day

@@ -12,7 +12,7 @@ import (
 	"github.com/go-logr/logr/funcr"
 )
 
-// TestAPanicIsCaughtLoggedAndCounted, with its stack.
+// TestAPanicIsCaughtLoggedAndCounted: the log has the stack.
 func TestAPanicIsCaughtLoggedAndCounted(t *testing.T) {
 	var logged string
 	c := New(funcr.New(func(_, args string) { logged += args }, funcr.Options{}))

@@ -19,7 +19,7 @@ func get(target string, header ...string) *http.Request {
 	return r
 }
 
-func TestKinds(t *testing.T) {
+func TestRequestsAreClassifiedByKind(t *testing.T) {
 	upgrade := get("/api/v1/namespaces/a/pods/b/exec?command=ls")
 	upgrade.Header.Set("Upgrade", "websocket")
 	for name, tc := range map[string]struct {
@@ -53,8 +53,8 @@ func TestKinds(t *testing.T) {
 	}
 }
 
-// TestPathsAreReadAsTheAPIServerDoes: with its own code as the judge.
-func TestPathsAreReadAsTheAPIServerDoes(t *testing.T) {
+// TestPathsAreParsedAsByTheAPIServer: compared with the API server's own RequestInfoFactory.
+func TestPathsAreParsedAsByTheAPIServer(t *testing.T) {
 	judge := &apiserver.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")}
 	for _, path := range []string{
 		"/", "/version", "/api", "/api/v1", "/apis", "/apis/apps", "/apis/apps/v1", "/openapi/v3/api/v1",
@@ -79,8 +79,9 @@ func TestPathsAreReadAsTheAPIServerDoes(t *testing.T) {
 	}
 }
 
-// TestScopes: what is read and in which form is the scope; from when and how much is not.
-func TestScopes(t *testing.T) {
+// TestRequestsForTheSameDataShareAScope: the selection and the encoding are part of the scope. The position and
+// the number of items are not.
+func TestRequestsForTheSameDataShareAScope(t *testing.T) {
 	base := get("/api/v1/pods?fieldSelector=spec.nodeName%3Da&labelSelector=b", "Accept", "application/json")
 	for name, tc := range map[string]struct {
 		request *http.Request
@@ -125,7 +126,7 @@ func TestScopes(t *testing.T) {
 	}
 }
 
-func TestPositions(t *testing.T) {
+func TestPositionIsReadFromTheQuery(t *testing.T) {
 	for text, want := range map[string]Position{
 		"":                                       {},
 		"limit=0":                                {},

@@ -97,7 +97,7 @@ func TestPodsArePrintedAsKubectlShowsThem(t *testing.T) {
 	}
 }
 
-// TestOtherKindsHaveANameAndAnAge: and nothing has no rows, and not null.
+// TestOtherKindsHaveANameAndAnAge: an empty list has an empty array of rows, not null.
 func TestOtherKindsHaveANameAndAnAge(t *testing.T) {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
 	got, err := Of([]runtime.Object{node}, "", metav1.IncludeObject, now)

@@ -62,7 +62,7 @@ var readers = map[string]func(io.Reader) io.Reader{
 	"data with error": iotest.DataErrReader,
 }
 
-// TestEventsAreReadAndWrittenAsAnAPIServerWritesThem, however they arrive.
+// TestEventsAreReadAndWrittenAsAnAPIServerWritesThem: in chunks of any size.
 func TestEventsAreReadAndWrittenAsAnAPIServerWritesThem(t *testing.T) {
 	forEach(t, events(t), func(t *testing.T, encoding string, format Format, object runtime.Object) {
 		var stream []byte
@@ -116,8 +116,8 @@ func TestWrittenEventsAreRead(t *testing.T) {
 	})
 }
 
-// TestStreamsThatBreakAreErrors: at each byte within a frame, and never io.EOF.
-func TestStreamsThatBreakAreErrors(t *testing.T) {
+// TestBrokenStreamsReturnErrors: at each byte within a frame, and never io.EOF.
+func TestBrokenStreamsReturnErrors(t *testing.T) {
 	objects := events(t)
 	delete(objects, "a large pod")
 	forEach(t, objects, func(t *testing.T, encoding string, format Format, object runtime.Object) {
@@ -144,7 +144,7 @@ func TestStreamsThatBreakAreErrors(t *testing.T) {
 	})
 }
 
-// TestLargeFramesAreRefused without being read into memory.
+// TestLargeFramesAreRefused: the frame is not read into memory.
 func TestLargeFramesAreRefused(t *testing.T) {
 	for encoding, e := range encodings {
 		whole := frame(t, encoding, watch.Added, largePod(100_000))
@@ -167,7 +167,7 @@ func TestLargeFramesAreRefused(t *testing.T) {
 	}
 }
 
-// TestAnAnnouncedLengthIsNotAllocated: memory is taken only for bytes that have arrived.
+// TestAnAnnouncedLengthIsNotAllocated: memory is allocated only for bytes that have arrived.
 func TestAnAnnouncedLengthIsNotAllocated(t *testing.T) {
 	const limit = 1 << 30
 	begin := binary.BigEndian.AppendUint32(nil, limit-sizeOfLength)
@@ -182,7 +182,7 @@ func TestAnAnnouncedLengthIsNotAllocated(t *testing.T) {
 	}
 }
 
-func TestGarbageIsNoEvent(t *testing.T) {
+func TestInvalidEventsAreRejected(t *testing.T) {
 	for _, stream := range []string{
 		"garbage", "[]\n", "\"a\"\n", "1\n", "{}\n", "{\"type\":\"ADDED\"}\n", "{\"type\":\"ADDED\",\"object\":null}\n",
 		"{\"type\":\"ADDED\",\"object\":[]}\n", "{\"object\":{}}\n", "{\"type\":\"OTHER\",\"object\":{}}\n", "{\"type\":\"ADDED\",\"object\":{},}\n",
@@ -215,7 +215,7 @@ func TestJSONEventsMayBeIndented(t *testing.T) {
 	}
 }
 
-// TestBookmarksAreReadByClients, typed and not.
+// TestBookmarksAreReadByClients: by typed and dynamic clients.
 func TestBookmarksAreReadByClients(t *testing.T) {
 	for _, format := range formats {
 		for _, end := range []bool{false, true} {
@@ -253,7 +253,7 @@ func TestBookmarksAreReadByClients(t *testing.T) {
 	}
 }
 
-// TestStatusesAreWrittenAsAnAPIServerWritesThem, and read.
+// TestStatusesAreWrittenAsAnAPIServerWritesThem: and they are read back unchanged.
 func TestStatusesAreWrittenAsAnAPIServerWritesThem(t *testing.T) {
 	for name, status := range map[string]metav1.Status{
 		"empty": {},

@@ -44,8 +44,8 @@ func write(t testing.TB, h *Header, items []Item) []byte {
 	return b.Bytes()
 }
 
-// TestListsAreWrittenAsTheyWere, and their parts are what the typed list has.
-func TestListsAreWrittenAsTheyWere(t *testing.T) {
+// TestDecodedListsAreEncodedUnchanged: header and items equal those of the typed list.
+func TestDecodedListsAreEncodedUnchanged(t *testing.T) {
 	objects := lists()
 	for seed := range int64(20) {
 		for name, list := range random(t, seed) {
@@ -83,7 +83,7 @@ func TestListsAreWrittenAsTheyWere(t *testing.T) {
 	})
 }
 
-// TestHeadersCanBeStoredAsListsWithoutItems: with the items they are the same list again.
+// TestHeadersCanBeStoredAsListsWithoutItems: together with the items they give the same list again.
 func TestHeadersCanBeStoredAsListsWithoutItems(t *testing.T) {
 	forEach(t, lists(), func(t *testing.T, encoding string, format Format, object runtime.Object) {
 		body := encode(t, encoding, object)
@@ -107,9 +107,8 @@ func TestHeadersCanBeStoredAsListsWithoutItems(t *testing.T) {
 	})
 }
 
-// TestListsChangeAsAnAPIServerWouldWriteThem: a list whose metadata and items change is what an
-// API server writes of them.
-func TestListsChangeAsAnAPIServerWouldWriteThem(t *testing.T) {
+// TestChangedListsAreEncodedAsByTheAPIServer: for lists whose metadata and items change.
+func TestChangedListsAreEncodedAsByTheAPIServer(t *testing.T) {
 	type change struct {
 		more      string
 		remaining *int64
@@ -246,7 +245,7 @@ func TestNonListsReturnErrNotAList(t *testing.T) {
 	})
 }
 
-// TestTruncatedListsAreErrors: at each byte.
+// TestTruncatedListsAreErrors: a list is cut at each byte.
 func TestTruncatedListsAreErrors(t *testing.T) {
 	forEach(t, map[string]runtime.Object{"pods": pods(2, listMetaOf("more", new(int64(1)))), "widgets": widgets(2, "")},
 		func(t *testing.T, encoding string, format Format, object runtime.Object) {

@@ -263,8 +263,8 @@ func TestFormatsAreRecognized(t *testing.T) {
 	}
 }
 
-// TestMetadataIsWhatTheTypedObjectHas: in both forms.
-func TestMetadataIsWhatTheTypedObjectHas(t *testing.T) {
+// TestMetadataEqualsThatOfTheTypedObject: for objects and for items of a list.
+func TestMetadataEqualsThatOfTheTypedObject(t *testing.T) {
 	objects := lists()
 	for seed := range int64(20) {
 		for name, list := range random(t, seed) {
@@ -337,7 +337,7 @@ func TestObjectsAreConvertedToItemsAndBack(t *testing.T) {
 	})
 }
 
-// TestTypesAreAddedAndRemoved: also where an API server does not write them.
+// TestTypesAreAddedAndRemoved: kind and apiVersion, also for JSON that an API server does not write.
 func TestTypesAreAddedAndRemoved(t *testing.T) {
 	for object, want := range map[string]struct{ without, with string }{
 		`{}`:                                 {`{}`, `{"kind":"K","apiVersion":"v1"}`},
