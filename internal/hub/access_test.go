@@ -84,9 +84,9 @@ func (c *signingCloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// TestTheAPIServerOfThePoolIsServed once the cloud has signed the certificate for the address of the Node, and after a
-// restart without the cloud.
-func TestTheAPIServerOfThePoolIsServed(t *testing.T) {
+// TestPoolAccessPortOpensWithASignedCertificate: the cloud has signed a certificate for the address of the Node.
+// After a restart without the cloud the port opens with the same certificate.
+func TestPoolAccessPortOpensWithASignedCertificate(t *testing.T) {
 	dir := t.TempDir()
 	ca, err := certs.NewCA(time.Now())
 	if err != nil {

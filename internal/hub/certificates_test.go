@@ -20,8 +20,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/machinery/certs"
 )
 
-// TestTheNodeCertificateIsReadAgain when others have renewed it. It may be missing at first, and the
-// last one counts while its file cannot be read.
+// TestTheNodeCertificateIsReadAgain: this is for a certificate that another program renews. The file may be
+// missing at first. While it cannot be read, the last certificate is used.
 func TestTheNodeCertificateIsReadAgain(t *testing.T) {
 	ca, err := certs.NewCA(time.Now())
 	if err != nil {
@@ -74,7 +74,7 @@ func TestTheNodeCertificateIsReadAgain(t *testing.T) {
 	})
 }
 
-// TestTheCAsAreReadAgain when they are replaced, and the last ones count while a file is damaged.
+// TestTheCAsAreReadAgain: while a file is damaged, its last CAs are used.
 func TestTheCAsAreReadAgain(t *testing.T) {
 	dir := t.TempDir()
 	c := &config.Configuration{Cloud: config.Cloud{CAFile: filepath.Join(dir, "cloud.crt")}, ClientCAFile: filepath.Join(dir, "clients.crt")}
@@ -122,8 +122,8 @@ func TestTheCAsAreReadAgain(t *testing.T) {
 	})
 }
 
-// TestTokensFile: what was known is known after a restart, and a file that is damaged is begun anew.
-func TestTokensFile(t *testing.T) {
+// TestKnownTokensSurviveARestart: a damaged file is replaced.
+func TestKnownTokensSurviveARestart(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.json")
 	tokens, save := readTokens(path, logr.Discard())
 	tokens.Accepted("a", time.Now())
@@ -171,9 +171,9 @@ func TestTokensFileDropsRefusedTokens(t *testing.T) {
 	}
 }
 
-// TestATokenIsKeptWithinASecond, so that a hub that is killed knows whom it has just answered; and many
-// tokens cost no more than a write a second.
-func TestATokenIsKeptWithinASecond(t *testing.T) {
+// TestAcceptedTokenIsOnDiskWithinASecond: so a hub that is killed knows the tokens it has just answered. Many
+// tokens cause at most one write a second.
+func TestAcceptedTokenIsOnDiskWithinASecond(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.json")
 	synctest.Test(t, func(t *testing.T) {
 		tokens, save := readTokens(path, logr.Discard())
@@ -218,8 +218,8 @@ func TestUnreadableTokensFileIsKept(t *testing.T) {
 	}
 }
 
-// TestACacheThatCannotBeOpened: the hub serves without keeping, but not beside another hub.
-func TestACacheThatCannotBeOpened(t *testing.T) {
+// TestUnusableCacheDirectoryGetsATemporaryCache: a directory that another hub uses is an error.
+func TestUnusableCacheDirectoryGetsATemporaryCache(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)

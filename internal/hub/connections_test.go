@@ -48,9 +48,9 @@ func (c *client) get(path, header string) bool {
 	return err == nil && response.StatusCode == http.StatusOK
 }
 
-// TestManyConnectionsOfAClient that the cloud accepts: those of each identity are bounded, and those of
-// all, and those without a request are closed first.
-func TestManyConnectionsOfAClient(t *testing.T) {
+// TestConnectionsPerIdentityAreBounded: so are those of all identities together. Connections without a request
+// are closed first.
+func TestConnectionsPerIdentityAreBounded(t *testing.T) {
 	r := runHub(t, t.TempDir(), newCloud(t))
 	config := r.client.Transport.(*http.Transport).TLSClientConfig.Clone()
 	config.NextProtos, config.ServerName = nil, "127.0.0.1"
@@ -111,7 +111,8 @@ func TestManyConnectionsOfAClient(t *testing.T) {
 	}
 }
 
-// TestObserverConnectionsAreBounded: the oldest connections of the second port are closed, and idle ones after a time.
+// TestObserverConnectionsAreBounded: the oldest connections of the second port are closed, and idle ones after a
+// time.
 func TestObserverConnectionsAreBounded(t *testing.T) {
 	server := newObserving(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), logr.Discard())
 	if server.IdleTimeout <= 0 || server.ReadTimeout <= 0 {
@@ -141,8 +142,8 @@ func TestObserverConnectionsAreBounded(t *testing.T) {
 	}
 }
 
-// TestUnreadConnectionIsClosed: a connection is closed if its client does not read, even if the client's HTTP/2
-// windows allow any amount. Otherwise the requested data would wait for ever.
+// TestUnreadConnectionIsClosed: a client that does not read loses its connection, even if its HTTP/2 windows
+// allow any amount. Otherwise the requested data would stay in memory.
 func TestUnreadConnectionIsClosed(t *testing.T) {
 	if within := (trial{}).http2().WriteByteTimeout; within != limits.TakeWithin {
 		t.Errorf("a hub that nobody tests waits %v", within)

@@ -30,8 +30,8 @@ const streamedConfigMaps = `{"type":"ADDED","object":{"kind":"ConfigMap","apiVer
 {"type":"BOOKMARK","object":{"kind":"ConfigMap","apiVersion":"v1","metadata":{"resourceVersion":"1","annotations":{"k8s.io/initial-events-end":"true"}}}}
 `
 
-// TestTheHubRunsOnAFullDisk, from its start, while the cloud is away, or when the cloud is back: it goes on,
-// clients get the cloud's answers, and it ends when it should.
+// TestTheHubRunsOnAFullDisk: the disk is full from the start, while the cloud is offline, or when the cloud is
+// back. Clients get the cloud's answers.
 func TestTheHubRunsOnAFullDisk(t *testing.T) {
 	for _, fullAt := range []string{"from the start", "without the cloud", "when the cloud is back"} {
 		t.Run(fullAt, func(t *testing.T) {

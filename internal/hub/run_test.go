@@ -174,7 +174,7 @@ func newCloud(t *testing.T) *httptest.Server {
 
 const configMapsPath = "/api/v1/namespaces/default/configmaps"
 
-// TestAnswersAreStoredWhenTheHubEnds, also the last ones, and its watches end.
+// TestAnswersAreStoredWhenTheHubEnds: the last answers too. Open watches end.
 func TestAnswersAreStoredWhenTheHubEnds(t *testing.T) {
 	dir, cloud := t.TempDir(), newCloud(t)
 	r := runHub(t, dir, cloud)
@@ -289,7 +289,7 @@ func TestMisbehavingClientsDoNotBlockOthers(t *testing.T) {
 	}
 }
 
-// TestOpenExecDoesNotDelayShutdown: it breaks off, as it does when a node is started again.
+// TestOpenExecDoesNotDelayShutdown: the stream is cut, as it is when the node restarts.
 func TestOpenExecDoesNotDelayShutdown(t *testing.T) {
 	over := make(chan struct{})
 	cloud := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

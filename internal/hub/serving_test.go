@@ -93,8 +93,8 @@ func (r *servingRig) problem(s *serving) string {
 	return ""
 }
 
-// TestTheServingCertificateIsRenewed while the hub runs, by the CA that clients trust, and kept over
-// a restart.
+// TestTheServingCertificateIsRenewed: the hub renews it while it runs, with the CA that clients trust, and keeps
+// it over a restart.
 func TestTheServingCertificateIsRenewed(t *testing.T) {
 	dir, now := filepath.Join(t.TempDir(), "serving"), time.Now()
 	clock := func() time.Time { return now }
@@ -143,8 +143,7 @@ func TestTheServingCertificateIsRenewed(t *testing.T) {
 	}
 }
 
-// TestWrongClockCreatesNoNewCA: if the clock is wrong after a loss of power, no new CA is created, because
-// clients trust the existing one.
+// TestWrongClockCreatesNoNewCA: after a loss of power the clock can be wrong. Clients trust the existing CA.
 func TestWrongClockCreatesNoNewCA(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "serving")
 	if _, err := newServing(dir, "127.0.0.1:10261", time.Now, logr.Discard()); err != nil {
@@ -166,8 +165,8 @@ func TestWrongClockCreatesNoNewCA(t *testing.T) {
 	}
 }
 
-// TestServingCASurvivesClockJumps: once it is right again, clients that know the CA trust the hub, while it runs and
-// after restarts.
+// TestServingCASurvivesClockJumps: clients that know the CA can connect once the clock is right, while the hub
+// runs and after restarts.
 func TestServingCASurvivesClockJumps(t *testing.T) {
 	const day = 24 * time.Hour
 	for name, jump := range map[string]time.Duration{
@@ -245,9 +244,9 @@ func TestFutureCertificatesAreReissuedWithTheSameKey(t *testing.T) {
 	}
 }
 
-// TestFilesOfTheCAThatAreLost: clients go on as long as anything is left of the CA, and what a person must
-// do is in the log and in the status. A first start says nothing.
-func TestFilesOfTheCAThatAreLost(t *testing.T) {
+// TestClientsConnectAsLongAsAnythingOfTheCAIsLeft: the log and the status say what a person must do. At a first
+// start they say nothing.
+func TestClientsConnectAsLongAsAnythingOfTheCAIsLeft(t *testing.T) {
 	for name, tc := range map[string]struct {
 		lose func(*servingRig)
 		// trusted: clients that have read the CA before go on.
@@ -294,9 +293,9 @@ func TestFilesOfTheCAThatAreLost(t *testing.T) {
 	}
 }
 
-// TestADirectoryOfCertificatesThatCannotBeUsed: the hub serves with a certificate in memory and says so,
-// and writes it once that is possible.
-func TestADirectoryOfCertificatesThatCannotBeUsed(t *testing.T) {
+// TestUnwritableDirectoryLeavesTheCertificateInMemory: the hub serves with it and reports the problem, and writes
+// it once that is possible.
+func TestUnwritableDirectoryLeavesTheCertificateInMemory(t *testing.T) {
 	t.Run("a file", func(t *testing.T) {
 		r := newServingRig(t)
 		if err := os.WriteFile(r.dir, nil, 0o600); err != nil {

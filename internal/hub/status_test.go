@@ -25,8 +25,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestStatusShowsTheNodeCertificate: until when it is valid, and what prevents a new one, for people
-// and as a metric.
+// TestStatusShowsTheNodeCertificate: how long it is valid, and why there is no new one, as text and as a metric.
 func TestStatusShowsTheNodeCertificate(t *testing.T) {
 	for name, tc := range map[string]struct {
 		expires time.Time
@@ -78,8 +77,8 @@ func TestStatusShowsTheNodeCertificate(t *testing.T) {
 	}
 }
 
-// TestStatusShowsRefusals: that no API server is ready, and that the cloud refuses the certificate of
-// the node although the hub has a valid one. The metrics have the code.
+// TestStatusShowsRefusals: no API server is ready, or the cloud refuses a valid certificate of the node. The
+// metrics have the code.
 func TestStatusShowsRefusals(t *testing.T) {
 	var refuses atomic.Bool
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -174,8 +173,7 @@ func TestStatusShowsRefusals(t *testing.T) {
 	}
 }
 
-// TestTheStatusTellsOfTheCoordinator of the node's pool.
-func TestTheStatusTellsOfTheCoordinator(t *testing.T) {
+func TestStatusShowsTheCoordinatorOfThePool(t *testing.T) {
 	now := time.Unix(1000, 0)
 	for want, c := range map[string]*pool.Status{
 		"coordinator of the pool: 10.0.0.7:10271, for 1m0s; 7 objects, 1 refused\n":       {Address: "10.0.0.7:10271", Since: now.Add(-time.Minute), Objects: 7, Refused: 1},

@@ -90,8 +90,7 @@ func contains(t *testing.T, dir, text string) bool {
 	return found
 }
 
-// TestCacheOnDiskIsEncrypted: the cache on disk is encrypted with the content of a file, and is there after a
-// restart.
+// TestCacheOnDiskIsEncrypted: the key is the content of a file. The cache is there after a restart.
 func TestCacheOnDiskIsEncrypted(t *testing.T) {
 	s := newStorage(t)
 	s.key(strings.Repeat("k", 32))
@@ -108,7 +107,7 @@ func TestCacheOnDiskIsEncrypted(t *testing.T) {
 	})
 }
 
-// TestChangedKeyClearsTheCache: the cache is begun anew, and the log says so.
+// TestChangedKeyClearsTheCache: the log says so.
 func TestChangedKeyClearsTheCache(t *testing.T) {
 	for name, change := range map[string]func(*storage){
 		"another key":    func(s *storage) { s.key(strings.Repeat("x", 32)) },
@@ -148,9 +147,9 @@ func TestChangedKeyClearsTheCache(t *testing.T) {
 	}
 }
 
-// TestAKeyThatCannotBeRead: the hub serves, writes nothing that can be read, and what was kept stays
-// until the key is there again.
-func TestAKeyThatCannotBeRead(t *testing.T) {
+// TestUnreadableKeyLeavesTheCacheOnDiskUnchanged: the hub serves with a temporary cache, and uses the old one
+// once the key is there again.
+func TestUnreadableKeyLeavesTheCacheOnDiskUnchanged(t *testing.T) {
 	s := newStorage(t)
 	s.key(strings.Repeat("k", 32))
 	s.with(s.put)
@@ -197,8 +196,8 @@ func TestAKeyThatCannotBeRead(t *testing.T) {
 	})
 }
 
-// TestTemporaryCachesOfEarlierRunsAreRemoved, and nothing else: one that is in use, what only has such a
-// name, and what a link leads to stay.
+// TestTemporaryCachesOfEarlierRunsAreRemoved: directories that are in use or have only a similar name stay, and
+// so does the target of a link.
 func TestTemporaryCachesOfEarlierRunsAreRemoved(t *testing.T) {
 	s := newStorage(t)
 	s.key(strings.Repeat("k", 32))

@@ -202,9 +202,9 @@ func (n *node) ask(config *tls.Config, method, target string) (code int, body st
 	return response.StatusCode, string(text)
 }
 
-// TestOnlyPathsForPeopleArePassed to the kubelet, with the hub's token and nothing by which the client would be somebody
-// else.
-func TestOnlyPathsForPeopleArePassed(t *testing.T) {
+// TestOnlyAllowedPathsReachTheKubelet: logs, exec, attach, port-forward and metrics do. The kubelet gets the
+// hub's token, and no header that names the client.
+func TestOnlyAllowedPathsReachTheKubelet(t *testing.T) {
 	n := start(t, "127.0.0.1:0")
 	n.until(true)
 	config := n.apiServer()
@@ -248,7 +248,8 @@ func TestOnlyPathsForPeopleArePassed(t *testing.T) {
 	}
 }
 
-// TestOnlyTheAPIServerOfThePoolIsServed: certificates of people and nodes are signed by the same CA, or are known elsewhere.
+// TestOnlyTheAPIServerOfThePoolIsServed: other client certificates are refused, also those of people and nodes,
+// which the same CA signs.
 func TestOnlyTheAPIServerOfThePoolIsServed(t *testing.T) {
 	n := start(t, "127.0.0.1:0")
 	n.until(true)
@@ -283,8 +284,8 @@ func TestOnlyTheAPIServerOfThePoolIsServed(t *testing.T) {
 	}
 }
 
-// TestACertificateThatExpiresEndsItsConnection at its next request.
-func TestACertificateThatExpiresEndsItsConnection(t *testing.T) {
+// TestExpiredClientCertificateGets401OnAnOpenConnection at its next request.
+func TestExpiredClientCertificateGets401OnAnOpenConnection(t *testing.T) {
 	n := start(t, "127.0.0.1:0")
 	n.until(true)
 	transport := &http.Transport{TLSClientConfig: n.apiServer()}
@@ -324,7 +325,7 @@ func (n *node) stream(method, target, protocol string) (net.Conn, *bufio.Reader)
 	return conn, reader
 }
 
-// TestStreamsPassBothWays and end when the pool has no CA any more, or the hub ends.
+// TestStreamsPassBothWays: they end once the CA of the pool is gone, and when the hub stops.
 func TestStreamsPassBothWays(t *testing.T) {
 	n := start(t, "127.0.0.1:0")
 	n.until(true)
@@ -375,8 +376,9 @@ func TestStreamsPassBothWays(t *testing.T) {
 	n.stream("POST", "/exec/default/web-0/c", "SPDY/3.1") // it is open when the test, as the hub, ends
 }
 
-// TestAKubeletThatRefusesTheHub is known before people miss their logs, until the port is closed.
-func TestAKubeletThatRefusesTheHub(t *testing.T) {
+// TestKubeletRefusalIsReportedWhileThePortIsOpen: the hub asks the kubelet once the port is open, before a person
+// needs logs.
+func TestKubeletRefusalIsReportedWhileThePortIsOpen(t *testing.T) {
 	for _, refuses := range []bool{false, true} {
 		n := start(t, "127.0.0.1:0", func(n *node) { n.refuses = refuses })
 		n.until(true)
@@ -403,8 +405,8 @@ func TestAKubeletThatRefusesTheHub(t *testing.T) {
 	}
 }
 
-// TestAPortThatIsInUse is tried again.
-func TestAPortThatIsInUse(t *testing.T) {
+// TestPortInUseIsRetried is tried again.
+func TestPortInUseIsRetried(t *testing.T) {
 	other, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -421,7 +423,7 @@ func TestAPortThatIsInUse(t *testing.T) {
 	}
 }
 
-// TestOneClientCannotTakeAllConnections.
+// TestOneClientCannotTakeAllConnections: one address gets at most three eighths of them.
 func TestOneClientCannotTakeAllConnections(t *testing.T) {
 	n := start(t, "127.0.0.1:0")
 	n.until(true)

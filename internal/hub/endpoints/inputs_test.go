@@ -19,7 +19,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// TestADamagedAnnotationIsLoggedOnce, with the name of the Service and the way out, until it changes.
+// TestADamagedAnnotationIsLoggedOnce: the log names the Service and the correction. It is logged again after a
+// change.
 func TestADamagedAnnotationIsLoggedOnce(t *testing.T) {
 	r := newRig(t, wire.JSON)
 	var lines []string
@@ -48,8 +49,7 @@ func TestADamagedAnnotationIsLoggedOnce(t *testing.T) {
 	}
 }
 
-// TestFilterChangesOnlyWithItsInputs: changes of other fields of Services, Nodes and pools wake
-// nobody.
+// TestFilterChangesOnlyWithItsInputs: changes of other fields of Services, Nodes and pools do not end watches.
 func TestFilterChangesOnlyWithItsInputs(t *testing.T) {
 	r := newRig(t, wire.JSON).in("z1", "p", "a", "b").topology("openyurt.io/nodepool")
 	changes := func(what string, want bool, do func()) {
@@ -80,7 +80,8 @@ func TestFilterChangesOnlyWithItsInputs(t *testing.T) {
 	changes("the pool of before", false, func() { (&poolReceiver{r.Filter, "q"}).Failed(filter.ErrRefused) })
 }
 
-// TestRunFollowsThePoolOfTheNode, and ends; what is read once is awaited, and not for long.
+// TestRunFollowsThePoolOfTheNode: Run watches the Node, Services and the pool of the node, and ends with its
+// context. Await waits for Services for a limited time.
 func TestRunFollowsThePoolOfTheNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
@@ -160,9 +161,9 @@ func TestAwaitReturnsOnceInputsAreKnown(t *testing.T) {
 	})
 }
 
-// TestAddressesAreKeptOnceASecond, for all pods that have changed, and no write of the kubelet waits for the
-// disk. What cannot be kept is tried again.
-func TestAddressesAreKeptOnceASecond(t *testing.T) {
+// TestPodAddressesAreSavedOnceASecond: one save has all changed pods, and no write of the kubelet waits for it. A
+// failed save is tried again.
+func TestPodAddressesAreSavedOnceASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		var kept []byte
@@ -229,8 +230,8 @@ func TestAddressesAreKeptOnceASecond(t *testing.T) {
 	})
 }
 
-// TestAddressesAreKeptAtTheEnd, also those that a kubelet writes while the hub ends.
-func TestAddressesAreKeptAtTheEnd(t *testing.T) {
+// TestPodAddressesAreSavedAtShutdown: also addresses that the kubelet writes during the shutdown.
+func TestPodAddressesAreSavedAtShutdown(t *testing.T) {
 	var kept string
 	f := New(Options{NodeName: "a", Clients: []string{proxyUser}, Log: logr.Discard(), Save: func(text []byte) error {
 		kept = string(text)

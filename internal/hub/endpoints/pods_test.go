@@ -81,8 +81,8 @@ func (r *rig) seen(format wire.Format, version string, pod *corev1.Pod) {
 	r.Seen(format, &wire.Meta{UID: "web", ResourceVersion: version}, encode(r, format, pod))
 }
 
-// TestAddressesOfTheNodesPods are those that the kubelet last wrote, while the cloud does not know them.
-func TestAddressesOfTheNodesPods(t *testing.T) {
+// TestEndpointsHaveTheKubeletsLatestPodAddress: until the pod in the cloud has it, or has a later one.
+func TestEndpointsHaveTheKubeletsLatestPodAddress(t *testing.T) {
 	for _, format := range formats {
 		t.Run(format.String(), func(t *testing.T) {
 			r := newRig(t, format)
@@ -150,8 +150,8 @@ func TestAddressesOfTheNodesPods(t *testing.T) {
 	}
 }
 
-// TestPodsThatHaveEnded have no address of their own any more: another pod may get it.
-func TestPodsThatHaveEnded(t *testing.T) {
+// TestEndedPodsLoseTheKubeletsAddress: another pod can get that address.
+func TestEndedPodsLoseTheKubeletsAddress(t *testing.T) {
 	for name, is := range map[string]*corev1.Pod{
 		"succeeded": podWith("web", corev1.PodSucceeded, "10.0.0.2"), "failed": podWith("web", corev1.PodFailed, "10.0.0.2"), "no address": podWith("web", corev1.PodPending),
 	} {
@@ -165,8 +165,8 @@ func TestPodsThatHaveEnded(t *testing.T) {
 	}
 }
 
-// TestWritesOfTheWholeStatus, in each format.
-func TestWritesOfTheWholeStatus(t *testing.T) {
+// TestAddressesAreReadFromUpdatesOfTheWholeStatus, in each format.
+func TestAddressesAreReadFromUpdatesOfTheWholeStatus(t *testing.T) {
 	for _, format := range formats {
 		r := newRig(t, format)
 		r.Written(http.MethodPut, format.ContentType(), encode(t, format, podWith("web", corev1.PodRunning, "10.0.0.2")))
@@ -176,7 +176,7 @@ func TestWritesOfTheWholeStatus(t *testing.T) {
 	}
 }
 
-// TestUnreadablePodWritesAreIgnored: pod writes that cannot be read change no address, and do no harm.
+// TestUnreadablePodWritesAreIgnored: they change no address.
 func TestUnreadablePodWritesAreIgnored(t *testing.T) {
 	for _, body := range []string{
 		"", "{", "null", "[]", `{"metadata":{"uid":1}}`, `{"metadata":{"uid":"web"}}`, `{"metadata":{"uid":"web"},"status":{"podIP":"x"}}`,
@@ -195,8 +195,9 @@ func TestUnreadablePodWritesAreIgnored(t *testing.T) {
 	}
 }
 
-// TestEndpointsThatAreNotRewritten: of other nodes, of other families, and what is no IP address.
-func TestEndpointsThatAreNotRewritten(t *testing.T) {
+// TestOtherEndpointsAreNotRewritten: endpoints of other nodes, of other address families, of other kinds than
+// pods, and those that are no IP address.
+func TestOtherEndpointsAreNotRewritten(t *testing.T) {
 	r := newRig(t, wire.JSON)
 	r.kubelet(podWith("web", corev1.PodRunning, "10.0.0.1"), podWith("web", corev1.PodRunning, "10.0.0.2"))
 	for _, text := range []string{"b//web=10.0.0.1", "a//web=fd00::1", "a//web=web.example.com", "a=10.0.0.1"} {
@@ -215,8 +216,8 @@ func TestEndpointsThatAreNotRewritten(t *testing.T) {
 	}
 }
 
-// TestPatchesOfAnyKubelet: whatever addresses a pod had and gets, the patch is understood.
-func TestPatchesOfAnyKubelet(t *testing.T) {
+// TestAddressesAreReadFromEveryKubeletPatch: for any addresses before and after the patch.
+func TestAddressesAreReadFromEveryKubeletPatch(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		ip := rapid.SampledFrom([]string{"10.0.0.1", "10.0.0.2", "10.0.0.3", "fd00::1", "fd00::2"})
 		ips := rapid.SliceOfNDistinct(ip, 0, 3, rapid.ID)
@@ -233,7 +234,7 @@ func TestPatchesOfAnyKubelet(t *testing.T) {
 	})
 }
 
-// TestPodAddressesSurviveARestart: the addresses of pods are kept over a restart, and their number is bounded.
+// TestPodAddressesSurviveARestart: their number is bounded.
 func TestPodAddressesSurviveARestart(t *testing.T) {
 	p, err := newPods(nil)
 	if err != nil {

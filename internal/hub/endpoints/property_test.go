@@ -42,8 +42,8 @@ func anyRig(t *rapid.T, format wire.Format) *rig {
 	return r
 }
 
-// TestFilteredEndpointsAreEqualInAllFormats: filtered endpoints are equal in all formats, have endpoints of the
-// object only, and do not change if they are filtered again.
+// TestFilteredEndpointsAreEqualInAllFormats: they are a subset of the object's endpoints, and filtering them
+// again changes nothing.
 func TestFilteredEndpointsAreEqualInAllFormats(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		list := rapid.SliceOfN(anyEndpoint, 0, 6).Draw(t, "endpoints")
@@ -86,7 +86,6 @@ func addressesInOrder(s *discoveryv1.EndpointSlice) (list []string) {
 	return list
 }
 
-// TestUnreadableObjectsPassUnchanged: data that cannot be read as an object passes unchanged.
 func TestUnreadableObjectsPassUnchanged(t *testing.T) {
 	for _, format := range formats {
 		r := newRig(t, format).topology("kubernetes.io/hostname,openyurt.io/nodepool")

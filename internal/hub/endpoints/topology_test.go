@@ -45,9 +45,8 @@ func TestParseTopology(t *testing.T) {
 // around are endpoints on the node a, on b in its pool, on c in its zone, elsewhere, and on no node.
 var around = []string{"a/z1=1.0.0.1", "b/z2=1.0.0.2", "c/z1=1.0.0.3", "d/z3=1.0.0.4", "=1.0.0.5"}
 
-// TestTopology: a Service has the endpoints of the first of its keys that has one. What is not known
-// limits nothing.
-func TestTopology(t *testing.T) {
+// TestServiceUsesTheFirstTopologyKeyWithEndpoints: a key whose node, zone or pool is unknown removes no endpoint.
+func TestServiceUsesTheFirstTopologyKeyWithEndpoints(t *testing.T) {
 	all := []string{"1.0.0.1", "1.0.0.2", "1.0.0.3", "1.0.0.4", "1.0.0.5"}
 	inPool := func(r *rig) { r.in("z1", "p", "a", "b") }
 	for name, tc := range map[string]struct {
@@ -112,8 +111,8 @@ func TestTopology(t *testing.T) {
 	}
 }
 
-// TestTopologyReachIsSharedByAllSlices: a slice that has endpoints in the pool only is left empty while
-// another one has some on the node.
+// TestTopologyReachIsSharedByAllSlices: a slice with endpoints in the pool only is empty while another slice has
+// some on the node.
 func TestTopologyReachIsSharedByAllSlices(t *testing.T) {
 	for _, format := range formats {
 		r := newRig(t, format).in("z1", "p", "a", "b").topology("kubernetes.io/hostname,openyurt.io/nodepool,*")
@@ -154,7 +153,7 @@ func TestTopologyReachIsSharedByAllSlices(t *testing.T) {
 	}
 }
 
-// TestFilterAppliesToConfiguredClientsOnly: nobody but the clients that are named, and no other collections.
+// TestFilterAppliesToConfiguredClientsOnly: and only to Endpoints and EndpointSlices.
 func TestFilterAppliesToConfiguredClientsOnly(t *testing.T) {
 	f := newRig(t, wire.JSON).Filter
 	for _, tc := range []struct {

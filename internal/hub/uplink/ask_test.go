@@ -16,8 +16,8 @@ func anyCertificate() (*tls.Certificate, error) { return &tls.Certificate{}, nil
 
 func noCertificate() (*tls.Certificate, error) { return nil, errors.New("there is none") }
 
-// TestUnreadyServerStillCountsAsOnline: a check of /readyz that fails is no evidence that the cloud is away
-// while requests are answered, and writes are sent.
+// TestUnreadyServerStillCountsAsOnline: a failed check of /readyz does not mean offline while requests are
+// answered. Writes are sent.
 func TestUnreadyServerStillCountsAsOnline(t *testing.T) {
 	c := newCloud(t)
 	u := newUplink(t, c)
@@ -47,8 +47,8 @@ func TestUnreadyServerStillCountsAsOnline(t *testing.T) {
 	}
 }
 
-// TestAnswersOfAnUnreadyServerSetTheState: whether it serves the node is evidence. A server that starts refuses
-// what it will allow, which neither begins nor ends an outage.
+// TestAnswersOfAnUnreadyServerSetTheState: a server that starts may refuse what it will allow. Such a refusal
+// neither begins nor ends an outage.
 func TestAnswersOfAnUnreadyServerSetTheState(t *testing.T) {
 	type states struct{ fromOnline, fromOffline State }
 	serves, fails, undecided := states{Online, Online}, states{Offline, Offline}, states{Online, Offline}
@@ -100,9 +100,9 @@ func TestAnswersOfAnUnreadyServerSetTheState(t *testing.T) {
 	}
 }
 
-// TestAServerThatDoesNotSayWhetherItIsReady answers the node, or does not: without anonymous requests /readyz is
-// refused also by a server whose etcd hangs.
-func TestAServerThatDoesNotSayWhetherItIsReady(t *testing.T) {
+// TestServerWithoutReadyzIsProbedAsTheNode: without anonymous requests /readyz is refused also by a server whose
+// etcd hangs, so the answer to the node decides.
+func TestServerWithoutReadyzIsProbedAsTheNode(t *testing.T) {
 	for _, code := range []int32{http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound} {
 		c := newCloud(t)
 		u := newStill(t, anyCertificate, c)
@@ -126,7 +126,7 @@ func TestAServerThatDoesNotSayWhetherItIsReady(t *testing.T) {
 	}
 }
 
-// TestAServerThatIsReadyIsPreferred, and one that answers if none is.
+// TestAServerThatIsReadyIsPreferred: if none is ready, a server that answers is preferred.
 func TestAServerThatIsReadyIsPreferred(t *testing.T) {
 	current := func(u *Uplink) int { return u.inTurn()[0] }
 	first, second := newCloud(t), newCloud(t)

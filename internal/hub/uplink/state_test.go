@@ -11,8 +11,8 @@ import (
 	"github.com/go-logr/logr"
 )
 
-// TestStates: every transition, and that nothing else changes the state.
-func TestStates(t *testing.T) {
+// TestStateFollowsAnswersAndRepeatedFailures: every transition, and that nothing else changes the state.
+func TestStateFollowsAnswersAndRepeatedFailures(t *testing.T) {
 	type outcome struct {
 		after    time.Duration
 		answered bool
@@ -51,8 +51,9 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// TestReturnIsNotedAtEachStart: a hub that is started again after an outage does not know how long that was.
-func TestReturnIsNotedAtEachStart(t *testing.T) {
+// TestFirstAnswerAfterAStartCountsAsAReturn: a hub that is started again during an outage does not know how long
+// the outage was.
+func TestFirstAnswerAfterAStartCountsAsAReturn(t *testing.T) {
 	at := time.Unix(1e9, 0)
 	e := next(Evidence{}, false, at, silence)
 	if e = next(e, true, at.Add(time.Second), silence); !e.Returned.Equal(at.Add(time.Second)) {
@@ -63,8 +64,8 @@ func TestReturnIsNotedAtEachStart(t *testing.T) {
 	}
 }
 
-// TestWatchesReconnectSpreadOverTime: scenario 69. Nothing that waits for the cloud asks at once, and
-// all have asked within the time that is configured.
+// TestWatchesReconnectSpreadOverTime: scenario 69. No request that waits for the cloud is sent at once, and all
+// are sent within the configured time.
 func TestWatchesReconnectSpreadOverTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const hubs, watches, within = 20, 30, 10 * time.Second

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestUnreadAnswersTakeBoundedMemory: of an answer whose reader does not read, little is received in advance, unless
-// it is the node's.
+// TestUnreadAnswersTakeBoundedMemory: little of an answer is received before its client reads, unless the client
+// is the node.
 func TestUnreadAnswersTakeBoundedMemory(t *testing.T) {
 	written := make(chan int)
 	c := &cloud{Server: httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

@@ -179,8 +179,8 @@ func TestHangingCloudIsDetected(t *testing.T) {
 	}
 }
 
-// TestUplinkFailsOverToAnotherServer: if a server does not answer, another one is asked, and is asked first
-// from then on.
+// TestUplinkFailsOverToAnotherServer: if a server does not answer, the request goes to another one, which is
+// preferred from then on.
 func TestUplinkFailsOverToAnotherServer(t *testing.T) {
 	gone, there := newCloud(t), newCloud(t)
 	gone.Close()
@@ -229,8 +229,8 @@ func (c *closable) Close() error {
 	return nil
 }
 
-// TestAWriteIsSentToOneServer: it may have been carried out although the connection broke. If the
-// server could not be reached at all, the next one gets it.
+// TestAWriteIsSentToOneServer: after a broken connection the write may have been carried out. Only if the server
+// could not be reached does the next one get it.
 func TestAWriteIsSentToOneServer(t *testing.T) {
 	breaks, there, gone := newCloud(t), newCloud(t), newCloud(t)
 	breaks.Config.Handler = http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
@@ -284,7 +284,7 @@ func TestUplinkSwitchesToAReadyServer(t *testing.T) {
 	}
 }
 
-// TestANewCertificateOfTheNodeIsUsedAtOnce, also while connections with the old one are open.
+// TestANewCertificateOfTheNodeIsUsedAtOnce: also while connections with the old one are open.
 func TestANewCertificateOfTheNodeIsUsedAtOnce(t *testing.T) {
 	c := newCloud(t)
 	ca, err := certs.NewCA(time.Now())
@@ -332,7 +332,7 @@ func TestANewCertificateOfTheNodeIsUsedAtOnce(t *testing.T) {
 	}
 }
 
-// TestNewCAsAreUsedAtOnce for new connections.
+// TestNewCAsAreUsedAtOnce: for new connections.
 func TestNewCAsAreUsedAtOnce(t *testing.T) {
 	c := newCloud(t)
 	server, err := url.Parse(c.URL)
@@ -376,8 +376,8 @@ func TestUnreachableCloudIsProbedAtAnInterval(t *testing.T) {
 	}
 }
 
-// TestAnErrorOfTheServerIsItsAnswer, and a client that goes is no evidence.
-func TestAnErrorOfTheServerIsItsAnswer(t *testing.T) {
+// TestServerErrorsAndCancelledRequestsDoNotMeanOffline: the client gets the server's error.
+func TestServerErrorsAndCancelledRequestsDoNotMeanOffline(t *testing.T) {
 	c := newCloud(t)
 	u := newUplink(t, c)
 	await(t, u, Online)
@@ -400,8 +400,8 @@ func TestAnErrorOfTheServerIsItsAnswer(t *testing.T) {
 	}
 }
 
-// TestOfflineWithAnExpiredCertificate: the cloud is away, whatever becomes of the certificate meanwhile.
-func TestOfflineWithAnExpiredCertificate(t *testing.T) {
+// TestExpiredCertificateDoesNotHideTheOfflineState: the cloud is away, whatever becomes of the certificate meanwhile.
+func TestExpiredCertificateDoesNotHideTheOfflineState(t *testing.T) {
 	c := newCloud(t)
 	var expired atomic.Bool
 	u := newUplinkAs(t, func() (*tls.Certificate, error) {
