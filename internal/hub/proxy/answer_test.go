@@ -103,9 +103,9 @@ func (n *node) plainOf(w *httptest.ResponseRecorder) []byte {
 	return text
 }
 
-// TestCompressedAnswers: they pass as they come to who accepts that, unless something is taken out of
-// them. Offline all clients get the same.
-func TestCompressedAnswers(t *testing.T) {
+// TestCompressedAnswersPassUnlessTheGateRemovesPods: only to clients that accept gzip. Offline all clients get
+// the same objects.
+func TestCompressedAnswersPassUnlessTheGateRemovesPods(t *testing.T) {
 	const single = "/api/v1/namespaces/default/pods/free"
 	for _, format := range formats {
 		for _, caller := range []identity.Caller{identity.OfNode(), reader} {
@@ -159,7 +159,7 @@ var spoilers = map[string]func([]byte) []byte{
 	"nothing":          func([]byte) []byte { return nil },
 }
 
-// TestDamagedCompressedAnswersAreNotKept: and they do not pass by the gate.
+// TestDamagedCompressedAnswersAreNotKept: the gate rejects them.
 func TestDamagedCompressedAnswersAreNotKept(t *testing.T) {
 	for name, spoil := range spoilers {
 		for _, caller := range []identity.Caller{identity.OfNode(), reader} {
@@ -186,7 +186,7 @@ func TestDamagedCompressedAnswersAreNotKept(t *testing.T) {
 	}
 }
 
-// TestOversizedCompressedAnswerIsNotKept: what is larger than the limit without its compression is not kept.
+// TestOversizedCompressedAnswerIsNotKept: the limit applies to the answer without its compression.
 func TestOversizedCompressedAnswerIsNotKept(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.Proxy.Cloud = &compressing{scripted: n.cloud}
@@ -214,8 +214,8 @@ func TestOversizedCompressedAnswerIsNotKept(t *testing.T) {
 	}
 }
 
-// TestManyCompressedListsAtOnce: memory that is used again has nothing of another answer, for the clients and in the cache.
-func TestManyCompressedListsAtOnce(t *testing.T) {
+// TestReusedBuffersHaveNothingOfOtherAnswers: many compressed lists are answered and stored at the same time.
+func TestReusedBuffersHaveNothingOfOtherAnswers(t *testing.T) {
 	n := newNode(t, wire.Protobuf)
 	n.Proxy.Cloud = &compressing{scripted: n.cloud}
 	n.Tokens.Accepted(reader.Token, time.Now())
@@ -269,7 +269,8 @@ func TestManyCompressedListsAtOnce(t *testing.T) {
 	}
 }
 
-// TestRequiredPolicyLabelsHoldPods: those of which the gate looks for the beginning.
+// TestRequiredPolicyLabelsHoldPods: the two labels that require a policy hold a pod, the labels of a bound policy
+// do not.
 func TestRequiredPolicyLabelsHoldPods(t *testing.T) {
 	for _, label := range []string{gm.RequiredPropagationPolicyLabel, gm.RequiredOverridePolicyLabel} {
 		if delivery.Waiting(map[string]string{label: "x"}) == "" {
@@ -290,7 +291,7 @@ func TestRequiredPolicyLabelsHoldPods(t *testing.T) {
 	}
 }
 
-// TestClientsThatPreferCBORGetJSON: the hub does not read CBOR, and keeps for them what it keeps for others.
+// TestClientsThatPreferCBORGetJSON: the hub does not read CBOR. All these clients share one stored answer.
 func TestClientsThatPreferCBORGetJSON(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	for _, accept := range []string{"application/json;q=0.9", "application/cbor, application/json;q=0.9", "Application/CBOR,application/json;q=0.9"} {

@@ -10,8 +10,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// TestAnswersWaitingForTheDiskAreCounted: the bytes of answers that wait for a slow disk are counted, for every
-// kind of answer, and are released later.
+// TestAnswersWaitingForTheDiskAreCounted: for every kind of answer the bytes are counted while the disk is slow,
+// and released later.
 func TestAnswersWaitingForTheDiskAreCounted(t *testing.T) {
 	hang := func(n *node, key string) (goOn func()) {
 		hangs := make(chan struct{})
@@ -65,8 +65,8 @@ func TestAnswersWaitingForTheDiskAreCounted(t *testing.T) {
 	n.limits().ofNode.Give(maxAnswer)
 }
 
-// TestScopesThatWaitAreBounded: with a disk that hangs, many requests of others leave nothing in memory, and
-// the node has its own places.
+// TestScopesThatWaitAreBounded: while the disk hangs, requests of other callers leave a bounded number of scopes
+// in memory, and the node has its own limit.
 func TestScopesThatWaitAreBounded(t *testing.T) {
 	var q queues
 	hangs := make(chan struct{})

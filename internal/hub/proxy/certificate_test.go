@@ -22,9 +22,8 @@ func (unproven) RoundTrip(*http.Request, bool) (*http.Response, error) {
 	return nil, fmt.Errorf("%w: it waits for its approval", uplink.ErrNoCertificate)
 }
 
-// TestANodeWithoutACertificate is answered from the cache at once, and its watches go on once there is
-// one.
-func TestANodeWithoutACertificate(t *testing.T) {
+// TestNodeWithoutACertificateIsAnsweredFromTheCache: at once, and its watches stay open.
+func TestNodeWithoutACertificateIsAnsweredFromTheCache(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const target = "/api/v1/pods?fieldSelector=spec.nodeName%3Da"
 		n := newNode(t, wire.JSON)

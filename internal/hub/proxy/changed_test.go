@@ -50,9 +50,9 @@ func (n *csiNodes) RoundTrip(r *http.Request, _ bool) (*http.Response, error) {
 	return &http.Response{StatusCode: code, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body))}, nil
 }
 
-// TestWhatAClientCreatesIsKept: a kubelet reads that its CSINode is not there, creates it, and reads it again
-// only when it is started again, maybe without the cloud.
-func TestWhatAClientCreatesIsKept(t *testing.T) {
+// TestCreatedObjectIsReadableOffline: a kubelet reads that its CSINode does not exist, creates it, and reads it
+// again only after a restart, maybe offline. After a deletion nothing is answered.
+func TestCreatedObjectIsReadableOffline(t *testing.T) {
 	const all, one = "/apis/storage.k8s.io/v1/csinodes", "/apis/storage.k8s.io/v1/csinodes/edge-1"
 	n := newNode(t, wire.JSON)
 	cloud := &csiNodes{Cloud: n.cloud}
@@ -90,8 +90,9 @@ func TestWhatAClientCreatesIsKept(t *testing.T) {
 	offline("deleted", accept, http.StatusServiceUnavailable, "")
 }
 
-// TestOtherChangesLeaveNothingWrong: a Scale is not its Deployment, and a collection that was deleted is not there.
-func TestOtherChangesLeaveNothingWrong(t *testing.T) {
+// TestSubresourceAndCollectionWritesDropTheKeptObject: an update of a Scale does not give the Deployment, and a
+// deleted collection has no objects.
+func TestSubresourceAndCollectionWritesDropTheKeptObject(t *testing.T) {
 	const deployment, maps = "/apis/apps/v1/namespaces/default/deployments/web", "/api/v1/namespaces/default/configmaps"
 	n := newNode(t, wire.JSON)
 	somebody := identity.Caller{Name: "subject:https://issuer#somebody", Token: "x"}
@@ -120,8 +121,9 @@ func TestOtherChangesLeaveNothingWrong(t *testing.T) {
 	}
 }
 
-// TestAListFromBeforeAChangeTellsNothingOfIt: of an object that its client has changed or deleted, and read in a list only.
-func TestAListFromBeforeAChangeTellsNothingOfIt(t *testing.T) {
+// TestChangedObjectIsNotReadFromAnOlderList: if the client has changed or deleted the object and has read it in a
+// list only, it gets 503 offline.
+func TestChangedObjectIsNotReadFromAnOlderList(t *testing.T) {
 	const services = "/api/v1/namespaces/default/services"
 	n := newNode(t, wire.JSON)
 	somebody := identity.Caller{Name: "subject:https://issuer#somebody", Token: "x"}
@@ -154,8 +156,9 @@ func TestAListFromBeforeAChangeTellsNothingOfIt(t *testing.T) {
 	}
 }
 
-// TestPodsThatAreGoneAreNotRead: what the node read of a pod by its name goes with the pod, and is not another's.
-func TestPodsThatAreGoneAreNotRead(t *testing.T) {
+// TestDeletedPodsAreNotReadFromTheCache: what the node read of a pod by its name is removed with the pod, and is
+// not used for a new pod of that name.
+func TestDeletedPodsAreNotReadFromTheCache(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	cloud := &answering{Cloud: n.cloud, node: n, at: map[string]runtime.Object{}}
 	const path = "/api/v1/namespaces/default/pods/"

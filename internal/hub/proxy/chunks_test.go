@@ -11,8 +11,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
 )
 
-// TestListsLeftInTheMiddleAreDropped: a client may begin any number of lists in chunks.
-func TestListsLeftInTheMiddleAreDropped(t *testing.T) {
+// TestUnfinishedChunkedListsAreDropped: clients can begin any number of lists in chunks. Their files are bounded
+// in size and time.
+func TestUnfinishedChunkedListsAreDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		path := t.TempDir()
 		store, err := cache.Open(path, cache.Options{})

@@ -37,9 +37,9 @@ func (n *node) askAs(caller identity.Caller, target string) *httptest.ResponseRe
 	return w
 }
 
-// TestAnAnswerThatIsWrongIsNotKept: a proxy in between, or a server that is out of order, may answer
-// anything. The client gets it, and offline the last answer that can be read.
-func TestAnAnswerThatIsWrongIsNotKept(t *testing.T) {
+// TestInvalidAnswersAreNotKept: a proxy or a broken server may answer anything. The client gets that answer, and
+// offline the last valid one.
+func TestInvalidAnswersAreNotKept(t *testing.T) {
 	for _, format := range formats {
 		n := newNode(t, format)
 		n.Tokens.Accepted(reader.Token, time.Now())
@@ -80,7 +80,7 @@ func TestAnAnswerThatIsWrongIsNotKept(t *testing.T) {
 	}
 }
 
-// TestTruncatedAnswerIsNotKept: the client gets an error for a truncated answer, and the answer is not kept.
+// TestTruncatedAnswerIsNotKept: the client gets an error.
 func TestTruncatedAnswerIsNotKept(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.Tokens.Accepted(reader.Token, time.Now())
@@ -165,8 +165,8 @@ func TestExpiredWatchEndsWithTheCloudsError(t *testing.T) {
 	}
 }
 
-// TestAClientThatDoesNotRead is left alone, and neither others nor the cache wait for it.
-func TestAClientThatDoesNotRead(t *testing.T) {
+// TestUnreadWatchIsEnded: other clients and the cache do not wait for its client.
+func TestUnreadWatchIsEnded(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.slowAfter = 100 * time.Millisecond
 	n.answers(1)
@@ -207,9 +207,9 @@ func TestAClientThatDoesNotRead(t *testing.T) {
 	n.offline("afterwards,", version+1, map[string]string{"b": "1"})
 }
 
-// TestManyLargeAnswersAtOnce: what waits to be stored is bounded, for the node and for all others, and
-// clients get their answers all the same.
-func TestManyLargeAnswersAtOnce(t *testing.T) {
+// TestAnswersWaitingForTheDiskTakeBoundedMemory: the node and all other callers have a limit each, and clients
+// get their answers beyond it too.
+func TestAnswersWaitingForTheDiskTakeBoundedMemory(t *testing.T) {
 	tier.All(t, "large answers, 45 s with the race detector")
 	for _, caller := range []identity.Caller{reader, identity.OfNode()} {
 		t.Run(caller.Name, func(t *testing.T) { manyLargeAnswers(t, caller) })
@@ -273,7 +273,7 @@ func (e *ending) RoundTrip(r *http.Request, asNode bool) (*http.Response, error)
 	return e.scripted.RoundTrip(r, asNode)
 }
 
-// TestCacheRepairEndsWithItsWatch: nobody needs the collection any more.
+// TestCacheRepairEndsWithItsWatch: no other client needs the collection.
 func TestCacheRepairEndsWithItsWatch(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.answers(10)
@@ -288,8 +288,7 @@ func TestCacheRepairEndsWithItsWatch(t *testing.T) {
 	}
 }
 
-// TestStreamedListsSurviveAFailingDisk: the client gets its list and what follows, whenever the disk
-// fails.
+// TestStreamedListsSurviveAFailingDisk: the client gets its list and the later events, whenever the disk fails.
 func TestStreamedListsSurviveAFailingDisk(t *testing.T) {
 	for _, format := range formats {
 		for failsAt := range 3 {

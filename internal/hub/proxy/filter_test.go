@@ -22,9 +22,9 @@ import (
 // one is what a client has of the only slice.
 func one(addresses string) map[string]string { return map[string]string{"web-1": addresses} }
 
-// TestFilteredLists: clients that route traffic get the endpoints of the topology, online and offline,
-// and everybody else all. An object that is read alone is as it is.
-func TestFilteredLists(t *testing.T) {
+// TestListsOfServiceProxiesAreFiltered: they have the endpoints of the topology, online, offline, and after a
+// restart. Other clients get all endpoints, and a single slice is not filtered.
+func TestListsOfServiceProxiesAreFiltered(t *testing.T) {
 	for _, format := range formats {
 		t.Run(format.String(), func(t *testing.T) {
 			r := newFilterRig(t, format)
@@ -49,8 +49,8 @@ func TestFilteredLists(t *testing.T) {
 	}
 }
 
-// TestWatchesFollowWhatTheirFilterDependsOn, while the cloud is there.
-func TestWatchesFollowWhatTheirFilterDependsOn(t *testing.T) {
+// TestFilteredWatchFollowsNodePoolAndService: a change of any of them changes the endpoints that the client has.
+func TestFilteredWatchFollowsNodePoolAndService(t *testing.T) {
 	for _, format := range formats {
 		t.Run(format.String(), func(t *testing.T) {
 			r := newFilterRig(t, format)
@@ -95,8 +95,8 @@ func TestWatchesFollowWhatTheirFilterDependsOn(t *testing.T) {
 	}
 }
 
-// TestTopologyReachIsSharedInAWatch: an endpoint on the node in one slice takes those of the pool out of
-// another.
+// TestTopologyReachIsSharedInAWatch: an endpoint on the node in one slice removes those of the pool from another
+// slice.
 func TestTopologyReachIsSharedInAWatch(t *testing.T) {
 	r := newFilterRig(t, wire.Protobuf)
 	r.put(servicesPath, "web", serviceWith("kubernetes.io/hostname,openyurt.io/nodepool"))
@@ -109,9 +109,9 @@ func TestTopologyReachIsSharedInAWatch(t *testing.T) {
 	w.expect("without it,", one("2"))
 }
 
-// TestAddressesAfterARestartOfTheNodeOffline: a watch and a list have the address that the kubelet
-// writes, although nobody in the cloud gets it. So after a restart of the hub, and until the cloud knows.
-func TestAddressesAfterARestartOfTheNodeOffline(t *testing.T) {
+// TestPodAddressesWrittenOfflineAreServed: lists and watches have the address that the kubelet wrote, also after
+// a restart of the hub, until the cloud has it.
+func TestPodAddressesWrittenOfflineAreServed(t *testing.T) {
 	for _, format := range formats {
 		t.Run(format.String(), func(t *testing.T) {
 			r := newFilterRig(t, format)
@@ -156,8 +156,8 @@ func TestAddressesAfterARestartOfTheNodeOffline(t *testing.T) {
 	}
 }
 
-// TestClientWithOtherFormsListsAgain: a watch does not begin where the client may have forms of another topology, or
-// of a list that the hub did not give.
+// TestClientWithOtherFormsListsAgain: a watch gets 410 if the topology has changed since the client's list, or if
+// the hub did not answer that list.
 func TestClientWithOtherFormsListsAgain(t *testing.T) {
 	r := newFilterRig(t, wire.JSON)
 	watch := func(query string) int {
@@ -187,8 +187,8 @@ func TestClientWithOtherFormsListsAgain(t *testing.T) {
 	}
 }
 
-// TestAFilteredListInChunks is one list: the reach of a Service depends on all of its slices.
-func TestAFilteredListInChunks(t *testing.T) {
+// TestFilteredListInChunksIsFilteredAsOneList: the reach of a Service depends on all of its slices.
+func TestFilteredListInChunksIsFilteredAsOneList(t *testing.T) {
 	for _, format := range formats {
 		t.Run(format.String(), func(t *testing.T) {
 			r := newFilterRig(t, format)
@@ -261,8 +261,8 @@ func TestAFilteredListInChunks(t *testing.T) {
 	}
 }
 
-// TestAPoolThatMayNotBeRead limits nothing, and the status says what to do.
-func TestAPoolThatMayNotBeRead(t *testing.T) {
+// TestUnreadableNodePoolLimitsNoEndpoints: the status says what to do.
+func TestUnreadableNodePoolLimitsNoEndpoints(t *testing.T) {
 	for _, code := range []int{http.StatusForbidden, http.StatusNotFound} {
 		r := newFilterRig(t, wire.JSON)
 		r.stop()
@@ -287,8 +287,7 @@ func TestAPoolThatMayNotBeRead(t *testing.T) {
 	}
 }
 
-// TestTablesAndMetadataPass as they are.
-func TestTablesAndMetadataPass(t *testing.T) {
+func TestTablesAndMetadataAreNotFiltered(t *testing.T) {
 	r := newFilterRig(t, wire.JSON)
 	r.listed(kubeProxy)
 	for name, body := range map[string]string{
@@ -308,7 +307,8 @@ func TestTablesAndMetadataPass(t *testing.T) {
 	}
 }
 
-// TestCloudAddressReplacesTheKubeletsAddress: later the pod in the cloud counts, and without the pod nothing.
+// TestCloudAddressReplacesTheKubeletsAddress: once the pod in the cloud has another address, that one is served.
+// Without the pod the slice is not changed.
 func TestCloudAddressReplacesTheKubeletsAddress(t *testing.T) {
 	for _, format := range formats {
 		r := newFilterRig(t, format)

@@ -18,8 +18,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// TestOnlyTheAcceptedTokenIsTrusted: who sends a token that names somebody else, beside one that the API
-// server accepts, or where it looks at none, is not answered as that somebody without the cloud.
+// TestOnlyTheAcceptedTokenIsTrusted: a client that sends a forged token with another identity's name gets no
+// answers of that identity offline, even if the API server accepted another token in the same request or did not
+// check any.
 func TestOnlyTheAcceptedTokenIsTrusted(t *testing.T) {
 	const secrets = "/api/v1/namespaces/default/secrets"
 	const list = `{"kind":"SecretList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[]}`
@@ -66,9 +67,9 @@ func TestOnlyTheAcceptedTokenIsTrusted(t *testing.T) {
 	}
 }
 
-// TestRequestsAsSomebodyElseAreRefused: without their headers they would be carried out with the rights of
-// the client itself.
-func TestRequestsAsSomebodyElseAreRefused(t *testing.T) {
+// TestImpersonationIsRefused: the cloud would carry out the request without these headers with the client's own
+// rights.
+func TestImpersonationIsRefused(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	var asked atomic.Int32
 	n.cloud.set(false, func(*http.Request) (int, string, io.ReadCloser) {
@@ -91,7 +92,7 @@ func TestRequestsAsSomebodyElseAreRefused(t *testing.T) {
 	}
 }
 
-// TestTokenWebsocketProtocolsAreStripped: only websocket protocols that carry a token are removed.
+// TestTokenWebsocketProtocolsAreStripped: other websocket protocols stay.
 func TestTokenWebsocketProtocolsAreStripped(t *testing.T) {
 	h := http.Header{"Sec-Websocket-Protocol": {"v5.channel.k8s.io, " + tokenProtocol + "YQ", "v4.channel.k8s.io"}}
 	strip(h)
@@ -100,7 +101,7 @@ func TestTokenWebsocketProtocolsAreStripped(t *testing.T) {
 	}
 }
 
-// TestGateRefusesTablesAndForeignKinds: tables, other protocols, and answers of another kind than pods.
+// TestGateRefusesTablesAndForeignKinds: and upgraded connections.
 func TestGateRefusesTablesAndForeignKinds(t *testing.T) {
 	const held = "secret-of-a-held-pod"
 	table := `{"kind":"Table","apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":"5"},"rows":[{"object":{"metadata":{"name":"` + held + `"}}}]}`
@@ -133,9 +134,8 @@ func TestGateRefusesTablesAndForeignKinds(t *testing.T) {
 	}
 }
 
-// TestAWatchDoesNotOutliveItsCertificate: one that had expired counts while the cloud is away only, and a
-// watch that began then ends when the cloud is back.
-func TestAWatchDoesNotOutliveItsCertificate(t *testing.T) {
+// TestWatchOfAnExpiredCertificateEndsOnceOnline: an expired certificate counts only while the cloud is offline.
+func TestWatchOfAnExpiredCertificateEndsOnceOnline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t, wire.JSON)
 		n.answers(5, pod("a", "1", 5, nil))

@@ -50,8 +50,8 @@ func (n *node) rows(w *httptest.ResponseRecorder) (rows []string) {
 	return rows
 }
 
-// TestPeopleSeeTablesOfTheNodesPods: with the kubelet's own certificate, while the cloud is reachable and after it.
-// What is held is in none of them.
+// TestPeopleSeeTablesOfTheNodesPods: with the kubelet's own certificate, online and offline. Held pods are in
+// none of them.
 func TestPeopleSeeTablesOfTheNodesPods(t *testing.T) {
 	for _, format := range []wire.Format{wire.JSON, wire.Protobuf} {
 		t.Run(format.String(), func(t *testing.T) {
@@ -105,8 +105,9 @@ func TestPeopleSeeTablesOfTheNodesPods(t *testing.T) {
 	}
 }
 
-// TestPeopleSeeTheLastTables: of what the hub cannot print itself, the last table of the cloud, and else the names.
-func TestPeopleSeeTheLastTables(t *testing.T) {
+// TestLastTableIsAnsweredOffline: for a kind that the hub cannot print itself. If the cloud has answered no
+// table, the rows have names.
+func TestLastTableIsAnsweredOffline(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	somebody := identity.Caller{Name: "subject:https://issuer#somebody", Token: "x"}
 	asked := map[string]bool{}
@@ -155,8 +156,9 @@ func TestPeopleSeeTheLastTables(t *testing.T) {
 	}
 }
 
-// TestKubectlReadsWhyItIsRefused: the pods are read in the kubelet's form, which kubectl does not accept.
-func TestKubectlReadsWhyItIsRefused(t *testing.T) {
+// TestRefusalIsConvertedToTheClientsFormat: the pods are requested in protobuf, as the kubelet does, which
+// kubectl does not accept.
+func TestRefusalIsConvertedToTheClientsFormat(t *testing.T) {
 	n := newNode(t, wire.Protobuf)
 	n.answers(1, pod("a", "1", 1, nil))
 	n.ask(t.Context(), podsOfNode)
@@ -175,9 +177,9 @@ func TestKubectlReadsWhyItIsRefused(t *testing.T) {
 	}
 }
 
-// TestKubectlFindsTheKinds: also if nobody has used it on the node before the cloud went away, and whatever older
-// forms it accepts beside the one that is kept.
-func TestKubectlFindsTheKinds(t *testing.T) {
+// TestDiscoveryIsAnsweredOffline: also if no client requested it before, and for a client that accepts older
+// formats too.
+func TestDiscoveryIsAnsweredOffline(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	const v2 = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 	n.cloud.set(false, func(r *http.Request) (int, string, io.ReadCloser) {
@@ -207,8 +209,8 @@ func TestKubectlFindsTheKinds(t *testing.T) {
 	}
 }
 
-// TestWhatIsRefusedIsGivenInNoForm: not from a list, which may be allowed and stays.
-func TestWhatIsRefusedIsGivenInNoForm(t *testing.T) {
+// TestForbiddenObjectIsNotReadFromAList: the list can be allowed, and stays.
+func TestForbiddenObjectIsNotReadFromAList(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	somebody := identity.Caller{Name: "subject:https://issuer#somebody", Token: "x"}
 	n.cloud.set(false, func(r *http.Request) (int, string, io.ReadCloser) {

@@ -130,10 +130,10 @@ func (s *watchedServer) cut(offline bool) {
 	})
 }
 
-// TestADiskThatIsFullAtAnyWrite: whatever of the cache or of the journal cannot be written, with the
-// cloud, without it and when it is back, clients get the cloud's answers, offline a state that was true
-// or an error, and when there is space again everything is kept.
-func TestADiskThatIsFullAtAnyWrite(t *testing.T) {
+// TestFullDiskAtAnyWriteLosesNoAnswer: any write of the cache or the journal fails, online, offline, and when the
+// cloud is back. Clients get the cloud's answers, and offline a state that was true or an error. With space again
+// everything is stored.
+func TestFullDiskAtAnyWriteLosesNoAnswer(t *testing.T) {
 	tier.All(t, "a run for each write, 35 s with the race detector; TestTheHubRunsOnAFullDisk is quicker")
 	for name, isOnce := range map[string]bool{"once": true, "from then on": false} {
 		t.Run(name, func(t *testing.T) {
@@ -228,8 +228,8 @@ func (e *edge) podsOf(w *httptest.ResponseRecorder) map[string]string {
 	return e.pods(w.Body.Bytes())
 }
 
-// TestInitialEventsAreStoredCompletelyOrNot: if the disk is slow, the state is stored with all initial events
-// or not at all, so that no object is missing in it.
+// TestInitialEventsAreStoredCompletelyOrNot: if the disk is slow, the state is stored with all initial events or
+// not at all.
 func TestInitialEventsAreStoredCompletelyOrNot(t *testing.T) {
 	for name, lastOneToo := range map[string]bool{"some": false, "and not the last one": true} {
 		t.Run(name, func(t *testing.T) {

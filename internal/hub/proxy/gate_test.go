@@ -218,9 +218,9 @@ var formats = []wire.Format{wire.JSON, wire.Protobuf}
 
 const podsOfNode = "/api/v1/pods?fieldSelector=spec.nodeName%3Da"
 
-// TestTheGateOfLists: held pods are not in the list of the node, with an event; what it has had stays
-// as it was; what is being deleted is there.
-func TestTheGateOfLists(t *testing.T) {
+// TestGateRemovesHeldPodsFromLists: a held pod gets an event. A pod that the node already has stays as it was,
+// and a pod that is being deleted passes.
+func TestGateRemovesHeldPodsFromLists(t *testing.T) {
 	for _, format := range formats {
 		t.Run(format.String(), func(t *testing.T) {
 			n := newNode(t, format)
@@ -256,7 +256,7 @@ func TestTheGateOfLists(t *testing.T) {
 	}
 }
 
-// TestGateKeepsRunningPodsWithoutACache: without a cache, what a kubelet has accepted stays.
+// TestGateKeepsRunningPodsWithoutACache: pods that a kubelet has accepted stay in the list.
 func TestGateKeepsRunningPodsWithoutACache(t *testing.T) {
 	for _, format := range formats {
 		n := newNode(t, format)
@@ -267,8 +267,7 @@ func TestGateKeepsRunningPodsWithoutACache(t *testing.T) {
 	}
 }
 
-// TestTheGateOfSinglePods: a held pod is not there.
-func TestTheGateOfSinglePods(t *testing.T) {
+func TestGateAnswersNotFoundForHeldPods(t *testing.T) {
 	for _, format := range formats {
 		n := newNode(t, format)
 		n.answers(1, pod("held", "one", 1, unbound), pod("bound", "one", 1, bound), pod("running", "one", 1, unbound, begun))
@@ -280,7 +279,6 @@ func TestTheGateOfSinglePods(t *testing.T) {
 	}
 }
 
-// TestGateRefusesUnreadableAnswers: an answer that cannot be looked into is refused.
 func TestGateRefusesUnreadableAnswers(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	for name, body := range map[string]string{"a table": `{"kind":"Table","apiVersion":"meta.k8s.io/v1","rows":[]}`, "nothing": "", "no object": "[]"} {
@@ -337,9 +335,9 @@ func (n *node) watched(target string, events ...event) (got []string) {
 	}
 }
 
-// TestTheGateOfWatches: events of held pods do not reach the node, the first version that may is new
-// to it, what it has stays as it is, and deletions pass.
-func TestTheGateOfWatches(t *testing.T) {
+// TestGateRemovesHeldPodsFromWatches: the first allowed version of a pod is ADDED, a pod that the node already
+// has stays as it was, and deletions pass.
+func TestGateRemovesHeldPodsFromWatches(t *testing.T) {
 	for _, format := range formats {
 		t.Run(format.String(), func(t *testing.T) {
 			n := newNode(t, format)
@@ -381,8 +379,7 @@ func endOfInitial(version string) event {
 	}}}
 }
 
-// TestTheGateOfStreamedLists: as that of lists.
-func TestTheGateOfStreamedLists(t *testing.T) {
+func TestGateRemovesHeldPodsFromStreamedLists(t *testing.T) {
 	const target = podsOfNode + streamed
 	end := endOfInitial("9")
 	for _, format := range formats {
@@ -408,8 +405,7 @@ func TestTheGateOfStreamedLists(t *testing.T) {
 	}
 }
 
-// TestGateAppliesToTheNodeOnly: the gate is for the node. People who look at the cloud through the hub see
-// what is there.
+// TestGateAppliesToTheNodeOnly: other callers see held pods.
 func TestGateAppliesToTheNodeOnly(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.answers(1, pod("held", "one", 1, unbound))

@@ -15,8 +15,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestHeldPodMissingFromAListIsForgotten: a held pod is not reported as held any more once a list of all pods
-// does not contain it.
+// TestHeldPodMissingFromAListIsForgotten: only a complete list of the node's pods counts.
 func TestHeldPodMissingFromAListIsForgotten(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	lists := func(path string, want int) {
@@ -50,9 +49,9 @@ func (c *withoutEvents) RoundTrip(r *http.Request, asNode bool) (*http.Response,
 	return c.scripted.RoundTrip(r, asNode)
 }
 
-// TestAHeldPodHasAnEvent also if the first attempt fails, and another one before the API server has
-// forgotten the first.
-func TestAHeldPodHasAnEvent(t *testing.T) {
+// TestEventOfAHeldPodIsRetriedAndRenewed: it is sent again if the first attempt fails, and before the API
+// server's event expires.
+func TestEventOfAHeldPodIsRetriedAndRenewed(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	cloud := &withoutEvents{n.cloud, true}
 	n.Proxy.Cloud = cloud
@@ -80,8 +79,7 @@ func TestAHeldPodHasAnEvent(t *testing.T) {
 	}
 }
 
-// TestHeldPodShowsTheLatestReason: the latest reason of a held pod is in the status, and in an event of its
-// own.
+// TestHeldPodShowsTheLatestReason: in the status and in an event.
 func TestHeldPodShowsTheLatestReason(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	labels := map[string]string{gm.RequiredPropagationPolicyLabel: "p", gm.RequiredOverridePolicyLabel: "o"}
@@ -100,8 +98,6 @@ func TestHeldPodShowsTheLatestReason(t *testing.T) {
 	}
 }
 
-// TestReasonChangedDuringAnEventGetsItsOwnEvent: if the reason of a held pod changes while an event is being
-// sent, the new reason gets its own event.
 func TestReasonChangedDuringAnEventGetsItsOwnEvent(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	labels := map[string]string{gm.RequiredPropagationPolicyLabel: "p", gm.RequiredOverridePolicyLabel: "o"}
@@ -123,8 +119,8 @@ func TestReasonChangedDuringAnEventGetsItsOwnEvent(t *testing.T) {
 	}
 }
 
-// TestAListOfAnOlderStateForgetsNoHeldPod that came after it.
-func TestAListOfAnOlderStateForgetsNoHeldPod(t *testing.T) {
+// TestOlderListForgetsNoHeldPod: the pod was created after the state of the list.
+func TestOlderListForgetsNoHeldPod(t *testing.T) {
 	for _, query := range []string{"", "&resourceVersion=0", "&resourceVersion=1&resourceVersionMatch=Exact"} {
 		n := newNode(t, wire.JSON)
 		n.answers(5, pod("held", "one", 5, unbound))
@@ -147,8 +143,7 @@ func TestAListOfAnOlderStateForgetsNoHeldPod(t *testing.T) {
 	}
 }
 
-// TestInitialEventsForgetHeldPods that are gone.
-func TestInitialEventsForgetHeldPods(t *testing.T) {
+func TestInitialEventsForgetDeletedHeldPods(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.answers(5, pod("held", "one", 5, unbound))
 	n.ask(t.Context(), podsOfNode)

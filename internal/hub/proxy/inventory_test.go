@@ -39,8 +39,8 @@ func (n *node) listed(i *Inventory) (list []string) {
 	return list
 }
 
-// TestInventory: the coordinator of the pool is told of what the cloud has answered last.
-func TestInventory(t *testing.T) {
+// TestInventoryHasTheCloudsLastAnswers: for the Node, its pods, and the objects that the pods need.
+func TestInventoryHasTheCloudsLastAnswers(t *testing.T) {
 	for _, format := range []wire.Format{wire.JSON, wire.Protobuf} {
 		t.Run(format.String(), func(t *testing.T) {
 			n := newNode(t, format)
@@ -108,7 +108,8 @@ func TestInventory(t *testing.T) {
 	}
 }
 
-// TestInventoryHasTheLease that the kubelet has written: it does not read it again.
+// TestInventoryHasTheLease: it is the Lease that the kubelet wrote last, because the kubelet does not read it
+// again.
 func TestInventoryHasTheLease(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	if _, _, err := n.ownLease(); err == nil {

@@ -116,7 +116,7 @@ func (n *node) offline(when string, version int, want map[string]string) {
 	})
 }
 
-// TestTheCacheFollowsAllWatchesOfACollection, whatever else reads it meanwhile.
+// TestTheCacheFollowsAllWatchesOfACollection: whatever other clients read meanwhile.
 func TestTheCacheFollowsAllWatchesOfACollection(t *testing.T) {
 	for _, format := range formats {
 		t.Run(format.String(), func(t *testing.T) {
@@ -152,8 +152,7 @@ func TestTheCacheFollowsAllWatchesOfACollection(t *testing.T) {
 	}
 }
 
-// TestStaleCacheIsRelistedByTheHub: a client that goes on with a watch does not list again, so the
-// hub does.
+// TestStaleCacheIsRelistedByTheHub: a client that continues a watch does not list again.
 func TestStaleCacheIsRelistedByTheHub(t *testing.T) {
 	for _, format := range formats {
 		n := newNode(t, format)
@@ -177,7 +176,7 @@ func requestOf(target string, format wire.Format) string {
 	return request.Of(r).Scope
 }
 
-// TestOfflineAnswersOnlyTheLastState: what is not the last state is not answered with it.
+// TestOfflineAnswersOnlyTheLastState: requests for another resource version get 410 or 503.
 func TestOfflineAnswersOnlyTheLastState(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.answers(5, pod("a", "1", 5, nil))
@@ -210,9 +209,8 @@ func TestOfflineAnswersOnlyTheLastState(t *testing.T) {
 	}
 }
 
-// TestTokensAreKnownByTheirSuccessOnly: other answers may be given before anybody has looked at the
-// token.
-func TestTokensAreKnownByTheirSuccessOnly(t *testing.T) {
+// TestOnlySuccessMakesATokenKnown: an API server can answer with another code before it has checked the token.
+func TestOnlySuccessMakesATokenKnown(t *testing.T) {
 	for code, want := range map[int]bool{200: true, 201: true, 400: false, 403: false, 404: false, 429: false, 500: false, 401: false} {
 		n := newNode(t, wire.JSON)
 		n.cloud.set(false, func(r *http.Request) (int, string, io.ReadCloser) {
@@ -231,8 +229,7 @@ func TestTokensAreKnownByTheirSuccessOnly(t *testing.T) {
 	}
 }
 
-// TestOtherClientsCannotEvictTheNodesCache: other clients cannot evict the node's cache with many different
-// requests.
+// TestOtherClientsCannotEvictTheNodesCache: with any number of different requests.
 func TestOtherClientsCannotEvictTheNodesCache(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.answers(1, pod("a", "1", 1, nil))
@@ -253,7 +250,7 @@ func TestOtherClientsCannotEvictTheNodesCache(t *testing.T) {
 	}
 }
 
-// TestIdleWatchIsNotEnded: the time that a client has for an event is not the time between events.
+// TestIdleWatchIsNotEnded: the time limit of a client applies to each event, not to the time between events.
 func TestIdleWatchIsNotEnded(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.slowAfter = 50 * time.Millisecond
@@ -300,8 +297,7 @@ func TestIdleWatchIsNotEnded(t *testing.T) {
 	}
 }
 
-// TestCustomResources are told from the API server's own kinds by the group.
-func TestCustomResources(t *testing.T) {
+func TestCustomResourcesAreRecognizedByTheirGroup(t *testing.T) {
 	builtin := map[string]bool{"apiextensions.k8s.io/v1": true, "apiregistration.k8s.io/v1": true}
 	for _, version := range kubernetesscheme.Scheme.PrioritizedVersionsAllGroups() {
 		builtin[version.String()] = true
@@ -318,9 +314,9 @@ func TestCustomResources(t *testing.T) {
 	}
 }
 
-// TestRestoredCloudIsReadAnew: the data of the API server were restored to what they were before, so that all its
-// versions are older than what is kept.
-func TestRestoredCloudIsReadAnew(t *testing.T) {
+// TestRestoredEtcdIsReadAgain: after a restore of the API server's data, all resource versions are older than
+// those in the cache.
+func TestRestoredEtcdIsReadAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t, wire.JSON)
 		n.answers(90, pod("lost", "1", 90, nil))

@@ -20,8 +20,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestIdentityCannotTakeSlotsOfOthers: one identity has as many requests as it may, and so has who invents tokens.
-// Another identity, the node and a token that is new are answered. Who claims to be another takes nothing of it.
+// TestIdentityCannotTakeSlotsOfOthers: one identity has all its slots, and so has a client with forged tokens.
+// Another identity, the node, and a new token of the other identity are answered.
 func TestIdentityCannotTakeSlotsOfOthers(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.cloud.set(false, func(*http.Request) (int, string, io.ReadCloser) {
@@ -77,7 +77,8 @@ func TestIdentityCannotTakeSlotsOfOthers(t *testing.T) {
 	}
 }
 
-// TestAcceptedWatchReleasesTheStrangerSlot: a watch takes no place of strangers once the cloud has accepted its token.
+// TestAcceptedWatchReleasesTheStrangerSlot: a watch holds a slot for unknown tokens only until the cloud accepts
+// its token.
 func TestAcceptedWatchReleasesTheStrangerSlot(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.answers(1, pod("a", "1", 1, nil))
@@ -107,8 +108,8 @@ func (d distant) RoundTrip(r *http.Request, asNode bool) (*http.Response, error)
 	return d.Cloud.RoundTrip(r, asNode)
 }
 
-// TestAcceptedTokenReleasesItsWaitingRequests: the requests of a connection that wait go on once one of them has shown
-// that its token is accepted.
+// TestAcceptedTokenReleasesItsWaitingRequests: once one request shows that the token is accepted, the others do
+// not need a slot for unknown tokens.
 func TestAcceptedTokenReleasesItsWaitingRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t, wire.JSON)
@@ -134,8 +135,8 @@ func TestAcceptedTokenReleasesItsWaitingRequests(t *testing.T) {
 	})
 }
 
-// TestWatchesAreBounded: what is beyond the places of an identity, or of all, is refused at once, and is no
-// stranger's instead.
+// TestWatchesAreBounded: a watch beyond the limit of an identity, or of all, gets 429 at once, and takes no slot
+// for unknown tokens.
 func TestWatchesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t, wire.JSON)
@@ -177,8 +178,7 @@ type leaving struct {
 // Write implements io.Writer.
 func (l leaving) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
 
-// TestBrokenOffRequestsReleaseTheirSlots: requests that are interrupted release their slots too.
-func TestBrokenOffRequestsReleaseTheirSlots(t *testing.T) {
+func TestInterruptedRequestsReleaseTheirSlots(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.answers(1, pod("a", "1", 1, nil))
 	n.askAs(reader, podsOfNode)
@@ -206,8 +206,6 @@ func TestBrokenOffRequestsReleaseTheirSlots(t *testing.T) {
 	}
 }
 
-// TestUnreadAnswerEndsAndReleasesItsSlot: an answer that the client does not read ends, and its slot is
-// released.
 func TestUnreadAnswerEndsAndReleasesItsSlot(t *testing.T) {
 	const upgrade = "Connection: Upgrade\r\nUpgrade: x\r\n"
 	for path, headers := range map[string]string{
@@ -286,8 +284,7 @@ func endsUnread(t *testing.T, ask func(server *httptest.Server)) {
 	}
 }
 
-// TestIdleAnswerIsNotEnded: an answer on which nothing is written for a time is not ended, such as a log that
-// is followed.
+// TestIdleAnswerIsNotEnded: such as a log that is followed.
 func TestIdleAnswerIsNotEnded(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.slowAfter = 100 * time.Millisecond
@@ -315,8 +312,8 @@ func TestIdleAnswerIsNotEnded(t *testing.T) {
 	}
 }
 
-// TestCollectionsFromTheCacheInTurn: who gets one has to wait with the next, and the node has not.
-func TestCollectionsFromTheCacheInTurn(t *testing.T) {
+// TestCallerGetsOneCollectionFromTheCacheAtATime: the node has no such limit.
+func TestCallerGetsOneCollectionFromTheCacheAtATime(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.answers(1, pod("a", "1", 1, nil))
 	within := time.Minute
@@ -369,8 +366,9 @@ func (plainSession) Learn(wire.Format, *wire.Meta, []byte) bool             { re
 func (plainSession) Forget(*wire.Meta) bool                                 { return false }
 func (plainSession) Form(_ wire.Format, _ *wire.Meta, object []byte) []byte { return object }
 
-// TestListsAreFilteredInTurn: each is in memory as a whole, and who gets no turn is told when to ask again.
-func TestListsAreFilteredInTurn(t *testing.T) {
+// TestFilteredListsInMemoryAreBounded: each is in memory as a whole. A client beyond the limit gets 429 with
+// Retry-After.
+func TestFilteredListsInMemoryAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t, wire.JSON)
 		n.Filter = plainFilter{}

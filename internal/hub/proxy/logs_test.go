@@ -36,8 +36,8 @@ func (n *node) asksHub(path string, question any) {
 	}
 }
 
-// TestOthersDoNotGetTheHubsAnswers: who learned the hub's token could ask whether it is good.
-func TestOthersDoNotGetTheHubsAnswers(t *testing.T) {
+// TestOnlyTheNodeGetsReviewsOfTheHubsToken: a client that has learned the token could otherwise check it.
+func TestOnlyTheNodeGetsReviewsOfTheHubsToken(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	var token string
 	server := httptest.NewTLSServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -62,9 +62,9 @@ func TestOthersDoNotGetTheHubsAnswers(t *testing.T) {
 	}
 }
 
-// TestTheNodeReadsLogs: from a kubelet that asks through the hub who wants them, whether the cloud is there or not.
-// Logs for others, and what the kubelet asks about others, are for the cloud.
-func TestTheNodeReadsLogs(t *testing.T) {
+// TestNodeReadsLogsFromItsKubelet: online and offline. The kubelet sends its reviews through the hub. Log
+// requests of other callers, and reviews of other tokens, go to the cloud.
+func TestNodeReadsLogsFromItsKubelet(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	var paths []string // of what the cloud is asked
 	for _, offline := range []bool{false, true} {

@@ -12,7 +12,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// TestAnswersToTheNodeAreCountedByCode, so that a cloud that refuses the node is seen.
+// TestAnswersToTheNodeAreCountedByCode: so a cloud that refuses the node is visible.
 func TestAnswersToTheNodeAreCountedByCode(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	count := n.counters()

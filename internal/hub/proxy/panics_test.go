@@ -23,8 +23,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestAPanicWhileAnAnswerIsKept loses that answer, and the collection is read anew.
-func TestAPanicWhileAnAnswerIsKept(t *testing.T) {
+// TestPanicWhileStoringAnAnswerCausesANewList: that answer is not stored.
+func TestPanicWhileStoringAnAnswerCausesANewList(t *testing.T) {
 	var armed atomic.Bool
 	n := newNodeOn(t, wire.JSON, cache.Options{Fail: func(op string) error {
 		if op == "write" && armed.CompareAndSwap(true, false) {
@@ -73,8 +73,8 @@ func (b *breaking) RoundTrip(r *http.Request, asNode bool) (*http.Response, erro
 	return b.Cloud.RoundTrip(r, asNode)
 }
 
-// TestAPanicInAKeptWrite loses that write, and no others wait.
-func TestAPanicInAKeptWrite(t *testing.T) {
+// TestPanicInAKeptWriteDelaysNoOtherWrite: that write is lost.
+func TestPanicInAKeptWriteDelaysNoOtherWrite(t *testing.T) {
 	e := newEdge(t, wire.JSON)
 	e.Panics = panics.New(logr.Discard())
 	e.Proxy.Cloud = &breaking{Cloud: e.server, at: func(r *http.Request) bool {
@@ -92,8 +92,7 @@ func TestAPanicInAKeptWrite(t *testing.T) {
 	}
 }
 
-// TestAPanicWhileACollectionIsReadAnew is followed by another attempt.
-func TestAPanicWhileACollectionIsReadAnew(t *testing.T) {
+func TestPanicInTheHubsListIsRetried(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.Panics = panics.New(logr.Discard())
 	n.answers(10, pod("a", "1", 8, nil))
@@ -131,9 +130,9 @@ func (r *breakingReceiver) Failed(err error) {
 	r.failed = append(r.failed, err)
 }
 
-// TestAPanicWhileTheHubFollowsACollection, in who follows it or in the answer to the hub itself, is told,
-// and the collection is read again.
-func TestAPanicWhileTheHubFollowsACollection(t *testing.T) {
+// TestPanicInAFollowedCollectionCausesANewList: the panic is in the receiver, or in the answer to the hub itself.
+// It is reported.
+func TestPanicInAFollowedCollectionCausesANewList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t, wire.JSON)
 		n.Panics = panics.New(logr.Discard())
@@ -152,8 +151,8 @@ func TestAPanicWhileTheHubFollowsACollection(t *testing.T) {
 	})
 }
 
-// TestAPanicInARequest ends its answer only, and is counted.
-func TestAPanicInARequest(t *testing.T) {
+// TestPanicInARequestEndsItsAnswerOnly: it is counted.
+func TestPanicInARequestEndsItsAnswerOnly(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.Panics = panics.New(logr.Discard())
 	n.answers(1, pod("a", "1", 1, nil))

@@ -113,9 +113,9 @@ func (n *node) kept() (ofPool, ofNode int) {
 	return ofPool, ofNode
 }
 
-// TestPoolInventory: what belongs to the pool is there while the hub follows it, and only then. What the kubelet reads
-// of Services is the node's.
-func TestPoolInventory(t *testing.T) {
+// TestPoolInventoryExistsWhileTheHubFollowsThePool: Services that the kubelet has read belong to the node and
+// stay.
+func TestPoolInventoryExistsWhileTheHubFollowsThePool(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t, wire.JSON)
 		cloud := newWatchable(n.cloud)
@@ -152,8 +152,8 @@ func TestPoolInventory(t *testing.T) {
 	})
 }
 
-// TestAPoolThatCannotBeRead is never one that has less.
-func TestAPoolThatCannotBeRead(t *testing.T) {
+// TestUnreadablePoolObjectsGiveNoInventory: a shorter inventory would remove objects from the coordinator.
+func TestUnreadablePoolObjectsGiveNoInventory(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(*watchable)
 		says   string

@@ -21,8 +21,8 @@ func (n *node) refusing(code int) {
 	})
 }
 
-// TestNodesCacheSurvivesShortRefusals: an API server that has just started may refuse what it will allow. A
-// success ends the refusals. What others are refused is dropped at once.
+// TestNodesCacheSurvivesShortRefusals: an API server that has just started may refuse what it will allow. One
+// success ends the refusals. For other callers, a refused answer is removed at once.
 func TestNodesCacheSurvivesShortRefusals(t *testing.T) {
 	const list = "/api/v1/pods?fieldSelector=spec.nodeName%3Da"
 	for name, tc := range map[string]struct {
@@ -79,8 +79,8 @@ func TestNodesCacheSurvivesShortRefusals(t *testing.T) {
 	}
 }
 
-// TestTheRefusalsThatAreRememberedAreBounded: those that began first are forgotten.
-func TestTheRefusalsThatAreRememberedAreBounded(t *testing.T) {
+// TestRememberedRefusalsAreBounded: the oldest are forgotten.
+func TestRememberedRefusalsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var r refusals
 		for i := range 2 * maxScopes {
@@ -102,7 +102,8 @@ func TestTheRefusalsThatAreRememberedAreBounded(t *testing.T) {
 	})
 }
 
-// TestClientsOfServicesSurviveShortRefusals: kube-proxy is refused once by an API server that starts, and cut off.
+// TestClientsOfServicesSurviveShortRefusals: kube-proxy is refused once by an API server that starts, and is
+// offline then.
 func TestClientsOfServicesSurviveShortRefusals(t *testing.T) {
 	const user = "system:serviceaccount:kube-system:kube-proxy"
 	n := newNodeOn(t, wire.JSON, cache.Options{ShareOf: Shares(1<<20, []string{user})})

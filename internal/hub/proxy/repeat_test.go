@@ -69,8 +69,8 @@ func (n *node) review(caller identity.Caller, body io.Reader) (code int, answer 
 	return w.Code, w.Body.String()
 }
 
-// TestReviewsAreRepeated while the cloud is away, also if it goes while it reads one.
-func TestReviewsAreRepeated(t *testing.T) {
+// TestKeptReviewsAreAnsweredOffline: also if the connection breaks while the cloud reads a review.
+func TestKeptReviewsAreAnsweredOffline(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	cloud := &reviewing{Cloud: n.cloud}
 	n.Proxy.Cloud = cloud
@@ -106,8 +106,8 @@ func TestReviewsAreRepeated(t *testing.T) {
 	}
 }
 
-// TestBodiesOfStrangersTakeNoMemory, however many they send before the cloud has seen their tokens.
-func TestBodiesOfStrangersTakeNoMemory(t *testing.T) {
+// TestBodiesOfUnknownTokensTakeNoMemory: a client can send many before the cloud has checked its tokens.
+func TestBodiesOfUnknownTokensTakeNoMemory(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.Proxy.Cloud = &reviewing{Cloud: n.cloud}
 	heap := func() int64 {
@@ -147,8 +147,7 @@ func TestBodiesOfStrangersTakeNoMemory(t *testing.T) {
 	requests.Wait()
 }
 
-// TestRequestBodyWithoutEndTimesOut: the hub does not wait long for a request body without an end. A request
-// whose body has ended in time is answered when the cloud answers.
+// TestRequestBodyWithoutEndTimesOut: a request whose body ends in time waits for the cloud's answer.
 func TestRequestBodyWithoutEndTimesOut(t *testing.T) {
 	for _, http2 := range []bool{false, true} {
 		n := newNode(t, wire.JSON)
@@ -245,8 +244,9 @@ func askToken(audiences string) string {
 	return `{"kind":"TokenRequest","apiVersion":"authentication.k8s.io/v1","spec":{"audiences":` + audiences + `}}`
 }
 
-// TestInventedTokensTakeNoPlace: anybody can send them to the kubelet's port, any number of times.
-func TestInventedTokensTakeNoPlace(t *testing.T) {
+// TestReviewsOfInventedTokensEvictNothing: any client can send such tokens to the kubelet's port, any number of
+// times.
+func TestReviewsOfInventedTokensEvictNothing(t *testing.T) {
 	const path = "/apis/authentication.k8s.io/v1/tokenreviews"
 	n := newNode(t, wire.JSON)
 	cloud := &minting{Cloud: n.cloud}
@@ -271,9 +271,9 @@ func TestInventedTokensTakeNoPlace(t *testing.T) {
 	}
 }
 
-// TestATokenIsKnownOnceItWasMade: its holder may not have used it when the cloud goes away. One for another
-// audience is no token for the API server.
-func TestATokenIsKnownOnceItWasMade(t *testing.T) {
+// TestTokenIsKnownOnceTheCloudHasIssuedIt: a pod may not have used it before the cloud goes offline. A token for
+// another audience is not known.
+func TestTokenIsKnownOnceTheCloudHasIssuedIt(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.Proxy.Cloud = &minting{Cloud: n.cloud}
 	n.post(tokenPath, askToken("[]"))
@@ -286,8 +286,8 @@ func TestATokenIsKnownOnceItWasMade(t *testing.T) {
 	}
 }
 
-// TestDenialsTakeNoPlace: any pod's token makes a kubelet ask them, any number of times.
-func TestDenialsTakeNoPlace(t *testing.T) {
+// TestDeniedReviewsAreNotKept: any pod's token makes a kubelet send them, any number of times.
+func TestDeniedReviewsAreNotKept(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	allowed := true
 	n.Proxy.Cloud = &roundTrips{n.cloud, func() *http.Response {

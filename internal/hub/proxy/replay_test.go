@@ -26,7 +26,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// TestWriteThatCannotBeStoredIsRefused: never a success that is not kept.
+// TestWriteThatCannotBeStoredIsRefused: a success always means that the write is stored.
 func TestWriteThatCannotBeStoredIsRefused(t *testing.T) {
 	e := newEdge(t, wire.JSON)
 	read := live[*corev1.Pod](e, ownPodPath)
@@ -38,39 +38,39 @@ func TestWriteThatCannotBeStoredIsRefused(t *testing.T) {
 		body                        []byte
 		code                        int
 	}{
-		"a pod itself":                  {http.MethodPatch, ownPodPath, strategic, patch, 503},
-		"a new pod":                     {http.MethodPost, path.Dir(ownPodPath), "application/json", pod, 503},
-		"the deletion of a pod":         {http.MethodDelete, ownPodPath, "application/json", nil, 503},
-		"an eviction":                   {http.MethodPost, ownPodPath + "/eviction", "application/json", nil, 503},
-		"a pod of another node":         {http.MethodPatch, path.Dir(ownPodPath) + "/other/status", strategic, patch, 503},
-		"a pod that nobody knows":       {http.MethodPatch, path.Dir(ownPodPath) + "/nobody/status", strategic, patch, 503},
-		"an unusual path":               {http.MethodPatch, "/api/v1/watch/namespaces/default/pods/web/status", strategic, patch, 503},
-		"another pod of that name":      {http.MethodPatch, ownPodPath + "/status", strategic, []byte(`{"metadata":{"uid":"x"},"status":{"phase":"Failed"}}`), 409},
-		"another pod as a whole":        {http.MethodPut, ownPodPath + "/status", "application/json", e.body(aPodWith(read, "x", ""), gvks["pods"]), 409},
-		"an older version":              {http.MethodPut, ownPodPath + "/status", "application/json", e.body(aPodWith(read, "", "1"), gvks["pods"]), 409},
-		"an older version in a patch":   {http.MethodPatch, ownPodPath + "/status", strategic, []byte(`{"metadata":{"resourceVersion":"1"},"status":{}}`), 409},
-		"another name in the body":      {http.MethodPut, ownPodPath + "/status", "application/json", e.body(aPod("x", "a", ""), gvks["pods"]), 503},
-		"a JSON patch":                  {http.MethodPatch, ownPodPath + "/status", string(types.JSONPatchType), []byte(`[]`), 503},
-		"an apply":                      {http.MethodPatch, ownPodPath + "/status", string(types.ApplyYAMLPatchType), []byte(`{}`), 503},
-		"a dry run":                     {http.MethodPatch, ownPodPath + "/status?dryRun=All", strategic, patch, 503},
-		"a patch that is none":          {http.MethodPatch, ownPodPath + "/status", strategic, []byte(`[`), 503},
-		"a patch of what a pod has not": {http.MethodPatch, ownPodPath + "/status", strategic, []byte(`{"status":{"phase":{"a":[1]}}}`), 503},
-		"another Node":                  {http.MethodPatch, "/api/v1/nodes/b/status", strategic, patch, 503},
-		"the spec of the Node":          {http.MethodPatch, nodePath, strategic, []byte(`{"spec":{"unschedulable":true}}`), 503},
-		"the Lease of another node":     {http.MethodPut, path.Dir(leasePath) + "/b", "application/json", e.body(foreign, gvks["leases"]), 503},
-		"its creation":                  {http.MethodPost, path.Dir(leasePath), "application/json", e.body(foreign, gvks["leases"]), 503},
-		"a Lease in another namespace":  {http.MethodPut, strings.ReplaceAll(leasePath, "kube-node-lease", "default"), "application/json", e.body(aLease(began, ""), gvks["leases"]), 503},
-		"a patch of an unknown Lease":   {http.MethodPatch, leasePath, strategic, []byte(`{"spec":{}}`), 503},
-		"a Lease without a time":        {http.MethodPut, leasePath, "application/json", []byte(`{"metadata":{"name":"a"}}`), 503},
-		"a patch of an unknown event":   {http.MethodPatch, eventsPath + "/x", strategic, []byte(`{"count":2}`), 503},
-		"an event without a name":       {http.MethodPost, eventsPath, "application/json", e.body(anEvent("", 1), gvks["events"]), 503},
-		"an event of another path":      {http.MethodPost, "/api/v1/namespaces/other/events", "application/json", event, 503},
-		"an event that is a pod":        {http.MethodPost, eventsPath, "application/json", pod, 503},
-		"what is no object":             {http.MethodPost, eventsPath, "application/json", []byte("x"), 503},
-		"an unknown form":               {http.MethodPost, eventsPath, "text/plain", event, 503},
-		"what is too large":             {http.MethodPost, eventsPath, "application/json", append(event[:len(event)-1], []byte(strings.Repeat(" ", maxWrite)+"}")...), 503},
-		"all events":                    {http.MethodDelete, eventsPath, "application/json", nil, 503},
-		"a ConfigMap":                   {http.MethodPost, "/api/v1/namespaces/default/configmaps", "application/json", []byte(`{"metadata":{"name":"x"}}`), 503},
+		"a pod itself":                   {http.MethodPatch, ownPodPath, strategic, patch, 503},
+		"a new pod":                      {http.MethodPost, path.Dir(ownPodPath), "application/json", pod, 503},
+		"the deletion of a pod":          {http.MethodDelete, ownPodPath, "application/json", nil, 503},
+		"an eviction":                    {http.MethodPost, ownPodPath + "/eviction", "application/json", nil, 503},
+		"a pod of another node":          {http.MethodPatch, path.Dir(ownPodPath) + "/other/status", strategic, patch, 503},
+		"a pod that is not in the cache": {http.MethodPatch, path.Dir(ownPodPath) + "/nobody/status", strategic, patch, 503},
+		"an unusual path":                {http.MethodPatch, "/api/v1/watch/namespaces/default/pods/web/status", strategic, patch, 503},
+		"another pod of that name":       {http.MethodPatch, ownPodPath + "/status", strategic, []byte(`{"metadata":{"uid":"x"},"status":{"phase":"Failed"}}`), 409},
+		"another pod as a whole":         {http.MethodPut, ownPodPath + "/status", "application/json", e.body(aPodWith(read, "x", ""), gvks["pods"]), 409},
+		"an older version":               {http.MethodPut, ownPodPath + "/status", "application/json", e.body(aPodWith(read, "", "1"), gvks["pods"]), 409},
+		"an older version in a patch":    {http.MethodPatch, ownPodPath + "/status", strategic, []byte(`{"metadata":{"resourceVersion":"1"},"status":{}}`), 409},
+		"another name in the body":       {http.MethodPut, ownPodPath + "/status", "application/json", e.body(aPod("x", "a", ""), gvks["pods"]), 503},
+		"a JSON patch":                   {http.MethodPatch, ownPodPath + "/status", string(types.JSONPatchType), []byte(`[]`), 503},
+		"an apply":                       {http.MethodPatch, ownPodPath + "/status", string(types.ApplyYAMLPatchType), []byte(`{}`), 503},
+		"a dry run":                      {http.MethodPatch, ownPodPath + "/status?dryRun=All", strategic, patch, 503},
+		"a patch that is none":           {http.MethodPatch, ownPodPath + "/status", strategic, []byte(`[`), 503},
+		"a patch of what a pod has not":  {http.MethodPatch, ownPodPath + "/status", strategic, []byte(`{"status":{"phase":{"a":[1]}}}`), 503},
+		"another Node":                   {http.MethodPatch, "/api/v1/nodes/b/status", strategic, patch, 503},
+		"the spec of the Node":           {http.MethodPatch, nodePath, strategic, []byte(`{"spec":{"unschedulable":true}}`), 503},
+		"the Lease of another node":      {http.MethodPut, path.Dir(leasePath) + "/b", "application/json", e.body(foreign, gvks["leases"]), 503},
+		"its creation":                   {http.MethodPost, path.Dir(leasePath), "application/json", e.body(foreign, gvks["leases"]), 503},
+		"a Lease in another namespace":   {http.MethodPut, strings.ReplaceAll(leasePath, "kube-node-lease", "default"), "application/json", e.body(aLease(began, ""), gvks["leases"]), 503},
+		"a patch of an unknown Lease":    {http.MethodPatch, leasePath, strategic, []byte(`{"spec":{}}`), 503},
+		"a Lease without a time":         {http.MethodPut, leasePath, "application/json", []byte(`{"metadata":{"name":"a"}}`), 503},
+		"a patch of an unknown event":    {http.MethodPatch, eventsPath + "/x", strategic, []byte(`{"count":2}`), 503},
+		"an event without a name":        {http.MethodPost, eventsPath, "application/json", e.body(anEvent("", 1), gvks["events"]), 503},
+		"an event of another path":       {http.MethodPost, "/api/v1/namespaces/other/events", "application/json", event, 503},
+		"an event that is a pod":         {http.MethodPost, eventsPath, "application/json", pod, 503},
+		"an invalid object":              {http.MethodPost, eventsPath, "application/json", []byte("x"), 503},
+		"an unknown form":                {http.MethodPost, eventsPath, "text/plain", event, 503},
+		"a write that is too large":      {http.MethodPost, eventsPath, "application/json", append(event[:len(event)-1], []byte(strings.Repeat(" ", maxWrite)+"}")...), 503},
+		"all events":                     {http.MethodDelete, eventsPath, "application/json", nil, 503},
+		"a ConfigMap":                    {http.MethodPost, "/api/v1/namespaces/default/configmaps", "application/json", []byte(`{"metadata":{"name":"x"}}`), 503},
 	} {
 		if w := e.do(test.method, test.target, test.contentType, test.body); w.Code != test.code || !strings.Contains(w.Body.String(), `"kind":"Status"`) {
 			t.Errorf("%s is answered %d %s, want %d", name, w.Code, w.Body, test.code)
@@ -107,8 +107,8 @@ func aPodWith(pod *corev1.Pod, uid types.UID, version string) *corev1.Pod {
 	return pod
 }
 
-// TestTransientStatusIsNotReplayed: a kubelet computes each patch from what it reads, which stays the same while
-// the cloud is away. What was only so in between is not in the cloud afterwards.
+// TestTransientStatusIsNotReplayed: a kubelet computes each patch from what it reads, which stays the same
+// offline. A condition that has gone again is not in the cloud afterwards.
 func TestTransientStatusIsNotReplayed(t *testing.T) {
 	for _, format := range formats {
 		e := newEdge(t, format)
@@ -139,8 +139,8 @@ func TestTransientStatusIsNotReplayed(t *testing.T) {
 	}
 }
 
-// TestPatchFromAnEarlierReadIsReplayed: the kubelet computes its patch from the answer to a GET, and the watch has
-// brought a newer version since.
+// TestPatchFromAnEarlierReadIsReplayed: the kubelet computes its patch from a GET, and the watch has brought a
+// newer version since.
 func TestPatchFromAnEarlierReadIsReplayed(t *testing.T) {
 	for _, format := range formats {
 		e := newEdge(t, format)
@@ -167,8 +167,8 @@ func TestPatchFromAnEarlierReadIsReplayed(t *testing.T) {
 	}
 }
 
-// TestRefusedWritesDoNotBlockTheReplay: what the API server refuses is dropped, what it cannot take at the moment is sent
-// later, and the rest does not wait for either.
+// TestRefusedWritesDoNotBlockTheReplay: a refused write is dropped, a write that fails is sent later, and other
+// writes wait for neither.
 func TestRefusedWritesDoNotBlockTheReplay(t *testing.T) {
 	e := newEdge(t, wire.JSON)
 	pod := live[*corev1.Pod](e, ownPodPath)
@@ -220,8 +220,8 @@ func TestRefusedWritesDoNotBlockTheReplay(t *testing.T) {
 	}
 }
 
-// TestForbiddenWritesAreSentAgain: an API server that starts has not read what it will allow. What is
-// forbidden for longer is dropped.
+// TestForbiddenWritesAreSentAgain: an API server that has just started may forbid what it will allow. A write
+// that stays forbidden is dropped.
 func TestForbiddenWritesAreSentAgain(t *testing.T) {
 	e := newEdge(t, wire.JSON)
 	for _, name := range []string{"e-0", "e-1"} {
@@ -241,7 +241,7 @@ func TestForbiddenWritesAreSentAgain(t *testing.T) {
 	}
 }
 
-// TestRepeatedReplayIsHarmless: the hub was killed before it noted that they were sent.
+// TestRepeatedReplayIsHarmless: the hub was killed before it noted that the writes were sent.
 func TestRepeatedReplayIsHarmless(t *testing.T) {
 	e := newEdge(t, wire.JSON)
 	pod := live[*corev1.Pod](e, ownPodPath)
@@ -282,8 +282,8 @@ func TestRepeatedReplayIsHarmless(t *testing.T) {
 	}
 }
 
-// TestReplaySendsOnlyCurrentLeaseRenewals: a renewal that has expired is not sent, nor one that is older than that of the
-// cloud, and none says more than the kubelet did.
+// TestReplaySendsOnlyCurrentLeaseRenewals: an expired renewal is not sent, nor one that is older than that in the
+// cloud. The time is the one that the kubelet wrote.
 func TestReplaySendsOnlyCurrentLeaseRenewals(t *testing.T) {
 	now := time.Now()
 	for name, test := range map[string]struct {
@@ -324,7 +324,8 @@ func TestReplaySendsOnlyCurrentLeaseRenewals(t *testing.T) {
 	}
 }
 
-// TestNodeOfASilentKubeletIsNotReportedAlive: nothing is sent by which its node looks alive, until it is heard again.
+// TestNodeOfASilentKubeletIsNotReportedAlive: neither its Lease nor the heartbeat of its status is sent until the
+// kubelet writes again.
 func TestNodeOfASilentKubeletIsNotReportedAlive(t *testing.T) {
 	e := newEdge(t, wire.JSON)
 	read := live[*corev1.Node](e, nodePath)
@@ -340,8 +341,7 @@ func TestNodeOfASilentKubeletIsNotReportedAlive(t *testing.T) {
 	}
 }
 
-// TestLeaseCreatedOfflineIsReplayed: a kubelet that starts while the cloud is away creates its Lease, and goes on
-// with it.
+// TestLeaseCreatedOfflineIsReplayed: a kubelet that starts offline creates its Lease and then renews it.
 func TestLeaseCreatedOfflineIsReplayed(t *testing.T) {
 	e := newEdge(t, wire.JSON)
 	w := e.do(http.MethodPost, path.Dir(leasePath), "application/json", e.body(aLease(time.Now(), ""), gvks["leases"]))
@@ -364,8 +364,7 @@ func TestLeaseCreatedOfflineIsReplayed(t *testing.T) {
 	}
 }
 
-// TestALeaseDoesNotWaitForAnEvent that the API server does not take: the node lives.
-func TestALeaseDoesNotWaitForAnEvent(t *testing.T) {
+func TestLeaseDoesNotWaitForARefusedEvent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEdge(t, wire.JSON)
 		e.do(http.MethodPost, eventsPath, "application/json", e.body(anEvent("refused", 1), gvks["events"]))
@@ -399,8 +398,8 @@ type toldPods struct {
 
 func (p *toldPods) Written(_, _ string, body []byte) { p.written = append(p.written, string(body)) }
 
-// TestAddressesAreLearnedFromKeptWrites: the hub was killed before it had kept the addresses, and the kubelet
-// does not write them again.
+// TestAddressesAreLearnedFromKeptWrites: the hub was killed before it saved the addresses, and the kubelet does
+// not write them again.
 func TestAddressesAreLearnedFromKeptWrites(t *testing.T) {
 	e := newEdge(t, wire.JSON)
 	pod := live[*corev1.Pod](e, ownPodPath)
@@ -421,7 +420,7 @@ func TestAddressesAreLearnedFromKeptWrites(t *testing.T) {
 	}
 }
 
-// TestTheLeaseIsSentAtOnce when the cloud is back, and the rest at a time by chance.
+// TestTheLeaseIsSentAtOnce: when the cloud is back. Other writes are sent after a random delay.
 func TestTheLeaseIsSentAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEdge(t, wire.JSON)
@@ -455,7 +454,6 @@ func TestTheLeaseIsSentAtOnce(t *testing.T) {
 	})
 }
 
-// TestWritesWithoutACertificateAreKept, as reads are answered.
 func TestWritesWithoutACertificateAreKept(t *testing.T) {
 	e := newEdge(t, wire.JSON)
 	e.Proxy.Cloud = unproven{e.server}
@@ -464,8 +462,9 @@ func TestWritesWithoutACertificateAreKept(t *testing.T) {
 	}
 }
 
-// TestForbiddenIsCountedWithoutABreak: what is between two refusals, such as an outage, makes them two.
-func TestForbiddenIsCountedWithoutABreak(t *testing.T) {
+// TestOtherErrorRestartsTheForbiddenTime: a write is dropped only if it was forbidden without interruption, for
+// example by an outage.
+func TestOtherErrorRestartsTheForbiddenTime(t *testing.T) {
 	e := newEdge(t, wire.JSON)
 	e.do(http.MethodPost, eventsPath, "application/json", e.body(anEvent("e-1", 1), gvks["events"]))
 	later := map[string]retry{}

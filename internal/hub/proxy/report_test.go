@@ -11,9 +11,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// TestReport: while the cloud is away, others hear the last heartbeat of the kubelet and the whole status of each pod that
-// it has changed since; nothing once the kubelet is silent.
-func TestReport(t *testing.T) {
+// TestReportHasHeartbeatAndChangedPodStatuses: offline the pool gets the kubelet's last heartbeat and the whole
+// status of each pod that has changed. Once the kubelet is silent, it gets nothing.
+func TestReportHasHeartbeatAndChangedPodStatuses(t *testing.T) {
 	for _, format := range []wire.Format{wire.JSON, wire.Protobuf} {
 		t.Run(format.String(), func(t *testing.T) {
 			e := newEdge(t, format)
@@ -71,8 +71,8 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// TestAPodOfTheSameNameIsNotReported: what was written of an earlier pod is not said of the later one.
-func TestAPodOfTheSameNameIsNotReported(t *testing.T) {
+// TestStatusOfAnEarlierPodIsNotReported: a later pod has the same name.
+func TestStatusOfAnEarlierPodIsNotReported(t *testing.T) {
 	e := newEdge(t, wire.JSON)
 	web := live[*corev1.Pod](e, ownPodPath)
 	failing := web.DeepCopy()

@@ -81,8 +81,8 @@ func (n *node) pathsOf() (paths []string) {
 	return paths
 }
 
-// TestWhatPodsHaveStaysAsLongAsTheyDo: what a pod needs when the node starts again stays, and goes with the pod.
-func TestWhatPodsHaveStaysAsLongAsTheyDo(t *testing.T) {
+// TestObjectsOfAPodAreKeptUntilThePodIsGone: these are the objects that a pod needs when the node restarts.
+func TestObjectsOfAPodAreKeptUntilThePodIsGone(t *testing.T) {
 	for _, format := range []wire.Format{wire.JSON, wire.Protobuf} {
 		t.Run(format.String(), func(t *testing.T) {
 			n := newNode(t, format)
@@ -178,8 +178,9 @@ func TestWhatPodsHaveStaysAsLongAsTheyDo(t *testing.T) {
 	}
 }
 
-// TestNothingTakesThePlaceOfWhatTheNodeReads: neither one identity that asks for more and more, nor many of them.
-func TestNothingTakesThePlaceOfWhatTheNodeReads(t *testing.T) {
+// TestOtherCallersCannotEvictWhatTheNodeReads: neither one identity that requests more and more, nor many of
+// them.
+func TestOtherCallersCannotEvictWhatTheNodeReads(t *testing.T) {
 	const most = 1 << 20
 	n := newNodeOn(t, wire.JSON, cache.Options{MaxBytes: most, ShareOf: Shares(most, []string{"system:serviceaccount:kube-system:kube-proxy"})})
 	n.answers(1, pod("a", "1", 1, nil))
@@ -222,9 +223,9 @@ func TestNothingTakesThePlaceOfWhatTheNodeReads(t *testing.T) {
 	}
 }
 
-// TestOnlyTheNewestListNeeds: a list that a person read once keeps nothing of pods that are gone, and claims of devices
-// go with their pods.
-func TestOnlyTheNewestListNeeds(t *testing.T) {
+// TestObjectsAreKeptForPodsOfTheNewestListOnly: a list that was read once in another format keeps no objects of
+// deleted pods. ResourceClaims are removed with their pods.
+func TestObjectsAreKeptForPodsOfTheNewestListOnly(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	goes := pod("goes", "2", 2, nil, func(p *corev1.Pod) { p.Spec.ImagePullSecrets = []corev1.LocalObjectReference{{Name: "pull"}} })
 	const secret, claim = "/api/v1/namespaces/default/secrets/pull", "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/gpu"

@@ -16,9 +16,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// TestPodsThatHaveEndedReadAsEnded: the cloud is away, and the kubelet has told the hub that a pod has ended. A
-// kubelet that starts then must not run it again, and what it says of the pod next must not take the end back.
-func TestPodsThatHaveEndedReadAsEnded(t *testing.T) {
+// TestEndedPodsReadAsEndedOffline: the kubelet has written offline that a pod has ended. After a restart it must
+// not run the pod again, and its next status must not undo the end.
+func TestEndedPodsReadAsEndedOffline(t *testing.T) {
 	for _, format := range []wire.Format{wire.JSON, wire.Protobuf} {
 		for _, phase := range []corev1.PodPhase{corev1.PodSucceeded, corev1.PodFailed} {
 			t.Run(format.String()+" "+string(phase), func(t *testing.T) {
@@ -83,8 +83,8 @@ func TestPodsThatHaveEndedReadAsEnded(t *testing.T) {
 	}
 }
 
-// TestAnEarlierPodsEndIsNotShown: a pod of the same name was made again in the cloud.
-func TestAnEarlierPodsEndIsNotShown(t *testing.T) {
+// TestEndOfAnEarlierPodIsNotShown: a later pod in the cloud has the same name.
+func TestEndOfAnEarlierPodIsNotShown(t *testing.T) {
 	e := newEdge(t, wire.JSON)
 	before := answered[*corev1.Pod](e, e.ask(t.Context(), ownPodPath), http.StatusOK, podKind)
 	ended := before.DeepCopy()
@@ -103,7 +103,7 @@ func TestAnEarlierPodsEndIsNotShown(t *testing.T) {
 	}
 }
 
-// TestPeopleSeeThatPodsHaveEnded: as a table and in JSON, although the kubelet reads in another form.
+// TestPeopleSeeThatPodsHaveEnded: in tables and in JSON, although the kubelet reads protobuf.
 func TestPeopleSeeThatPodsHaveEnded(t *testing.T) {
 	e := newEdge(t, wire.Protobuf)
 	before := answered[*corev1.Pod](e, e.ask(t.Context(), ownPodPath), http.StatusOK, podKind)

@@ -28,8 +28,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// TestSlowRequestBodyDoesNotMeanOffline: a slow request body is no evidence that the cloud is offline, and
-// neither is a damaged one. Its client gets an error, and the node stays online.
+// TestSlowRequestBodyDoesNotMeanOffline: its client gets an error.
 func TestSlowRequestBodyDoesNotMeanOffline(t *testing.T) {
 	for _, http2 := range []bool{false, true} {
 		for path, want := range map[string]int{
@@ -123,7 +122,6 @@ func post(t *testing.T, hub *httptest.Server, path string) int {
 	return response.StatusCode
 }
 
-// TestDamagedRequestBodyDoesNotMeanOffline: a damaged request body is no evidence that the cloud is offline.
 func TestDamagedRequestBodyDoesNotMeanOffline(t *testing.T) {
 	n, up := newNodeWithUplink(t, needsBodies)
 	hub := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { n.answer(w, r, reader) }))
@@ -144,8 +142,7 @@ func TestDamagedRequestBodyDoesNotMeanOffline(t *testing.T) {
 	}
 }
 
-// TestRejectedRequestReleasesItsSlot: a request that the cloud rejects releases its slot, although its body has
-// not ended.
+// TestRejectedRequestReleasesItsSlot: although its body has not ended.
 func TestRejectedRequestReleasesItsSlot(t *testing.T) {
 	forger := identity.Caller{Name: "subject:somebody", Token: "forged"}
 	for _, http2 := range []bool{false, true} {
@@ -196,9 +193,7 @@ func TestRejectedRequestReleasesItsSlot(t *testing.T) {
 	}
 }
 
-// TestAConnectionGoesOnAfterARefusal: a client whose review the cloud refuses sends the next request on the same
-// connection.
-func TestAConnectionGoesOnAfterARefusal(t *testing.T) {
+func TestConnectionIsReusedAfterARefusedRequest(t *testing.T) {
 	n, _ := newNodeWithUplink(t, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		w.WriteHeader(http.StatusUnprocessableEntity)
@@ -230,8 +225,8 @@ func TestAConnectionGoesOnAfterARefusal(t *testing.T) {
 	}
 }
 
-// TestASlowWatchFromTheCacheBreaksOff among its initial events, and does not end as if they were all.
-func TestASlowWatchFromTheCacheBreaksOff(t *testing.T) {
+// TestSlowWatchFromTheCacheIsAborted: a normal end among the initial events would look like a complete list.
+func TestSlowWatchFromTheCacheIsAborted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t, wire.JSON)
 		n.answers(2, pod("a", "1", 1, nil), pod("b", "1", 2, nil))
@@ -261,8 +256,8 @@ func (s *slow) Write(part []byte) (int, error) {
 	return s.ResponseRecorder.Write(part)
 }
 
-// TestLargeDocumentsInTurn: a table, or another document that is long, is in memory as a whole.
-func TestLargeDocumentsInTurn(t *testing.T) {
+// TestCallerGetsOneLargeDocumentAtATime: a large table or other document is in memory as a whole.
+func TestCallerGetsOneLargeDocumentAtATime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t, wire.JSON)
 		paths := map[string]int{"/api/v1/namespaces/x/pods": http.StatusTooManyRequests, "/openapi/v2": http.StatusTooManyRequests, "/version": http.StatusOK}
@@ -302,8 +297,8 @@ func frame(kind, flags byte, stream uint32, payload []byte) []byte {
 	return append(header, payload...)
 }
 
-// TestUnreadShortAnswersEnd: short answers that are not read end too, although the server sends them after the
-// handler has returned. A client that gives them no window leaves nothing in memory, whichever client it is.
+// TestUnreadShortAnswersEnd: although the server sends them after the handler has returned. A client without a
+// window leaves nothing in memory.
 func TestUnreadShortAnswersEnd(t *testing.T) {
 	const streams = 200
 	n := newNode(t, wire.JSON)

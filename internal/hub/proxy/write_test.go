@@ -415,9 +415,9 @@ func podPatch(t *testing.T, read, want *corev1.Pod) []byte {
 	return difference(t, &corev1.Pod{Status: read.Status}, &corev1.Pod{Status: want.Status}, read.UID)
 }
 
-// TestScenario66KeptWrites: what a node says of itself is accepted while the cloud is away, with the
-// answer of an API server, and is in the cloud afterwards, also if the hub was killed meanwhile.
-func TestScenario66KeptWrites(t *testing.T) {
+// TestScenario66OfflineWritesReachTheCloud: the node's own writes are answered offline as by an API server. They
+// are in the cloud afterwards, also if the hub was killed meanwhile.
+func TestScenario66OfflineWritesReachTheCloud(t *testing.T) {
 	for _, format := range formats {
 		t.Run(format.String(), func(t *testing.T) {
 			e := newEdge(t, format)
