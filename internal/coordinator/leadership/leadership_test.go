@@ -37,27 +37,28 @@ func (r *rig) expect(node string, hasCloud bool, at time.Duration, leads bool) {
 
 const start = governance.LeadFor + governance.LeadMargin
 
-func TestAWriterThatHasJustStartedLetsNobodyLead(t *testing.T) {
+// TestNoHubLeadsRightAfterAWriterStart: a lead that an earlier writer gave can still last.
+func TestNoHubLeadsRightAfterAWriterStart(t *testing.T) {
 	r := newRig(t, "a")
 	r.expect("a", true, 0, false)
 	r.expect("a", true, start-1, false)
 	r.expect("a", true, start, true)
 }
 
-func TestWhoLeads(t *testing.T) {
+func TestLeaderIsTheCoordinatorsNodeOrTheOldestSession(t *testing.T) {
 	for name, tc := range map[string]struct {
 		own   string
 		first []string // those that beat before somebody may lead, a second after each other
 		cut   string   // the one that has no cloud
 		want  string
 	}{
-		"the coordinator's node":                            {"c", []string{"b", "a", "c"}, "", "c"},
-		"the oldest session, if that has no cloud":          {"c", []string{"b", "a", "c"}, "c", "b"},
-		"the oldest session, if that has never beaten":      {"d", []string{"b", "a", "c"}, "", "b"},
-		"the oldest session with the cloud":                 {"", []string{"b", "a", "c"}, "b", "a"},
-		"the oldest session, if that node is not known":     {"", []string{"c", "b", "a"}, "", "c"},
-		"nobody, if there is only one and it has no cloud":  {"", []string{"a"}, "a", ""},
-		"the only one, although it is not the coordinators": {"b", []string{"a"}, "", "a"},
+		"the coordinator's node":                                         {"c", []string{"b", "a", "c"}, "", "c"},
+		"the oldest session, if the coordinator's node has no cloud":     {"c", []string{"b", "a", "c"}, "c", "b"},
+		"the oldest session, if the coordinator's node has sent no beat": {"d", []string{"b", "a", "c"}, "", "b"},
+		"the oldest session with the cloud":                              {"", []string{"b", "a", "c"}, "b", "a"},
+		"the oldest session, if the coordinator's node is not known":     {"", []string{"c", "b", "a"}, "", "c"},
+		"no hub, if the only one has no cloud":                           {"", []string{"a"}, "a", ""},
+		"the only hub, although the coordinator is on another node":      {"b", []string{"a"}, "", "a"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, tc.own)
@@ -79,8 +80,8 @@ func TestWhoLeads(t *testing.T) {
 	}
 }
 
-// TestALeaderStays: another one that would come first does not take over from one that is there.
-func TestALeaderStays(t *testing.T) {
+// TestLeaderStaysWhileItBeats: although the hub on the coordinator's node comes later.
+func TestLeaderStaysWhileItBeats(t *testing.T) {
 	r := newRig(t, "a")
 	r.expect("b", true, 0, false)
 	at := start
@@ -95,7 +96,7 @@ func TestALeaderStays(t *testing.T) {
 	}
 }
 
-func TestALeaderWithoutTheCloudIsFollowedAtOnce(t *testing.T) {
+func TestLeaderWithoutTheCloudIsReplacedAtOnce(t *testing.T) {
 	r := newRig(t, "")
 	r.expect("a", true, 1, false)
 	r.expect("b", true, 2, false)
@@ -138,9 +139,9 @@ type flight struct {
 	arrived bool
 }
 
-// TestNeverTwo: whatever is late, lost, or started again, at no time two hubs lead. That one does is in
-// TestALivingHubLeads.
-func TestNeverTwo(t *testing.T) {
+// TestAtMostOneHubLeads: whatever beats are late or lost, and whatever is started again.
+// TestHubWithTheCloudLeadsWithinSeconds shows that one does.
+func TestAtMostOneHubLeads(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		now := noon
 		l := New("a", now)
@@ -223,9 +224,9 @@ func TestNeverTwo(t *testing.T) {
 	})
 }
 
-// TestALivingHubLeads: within 8.5 seconds of what happened last to any other one, or to the coordinator, one that is
-// there and has the cloud leads, and goes on.
-func TestALivingHubLeads(t *testing.T) {
+// TestHubWithTheCloudLeadsWithinSeconds: within 8.5 seconds of the last event of another hub or of the
+// coordinator, a running hub with the cloud leads, and stays leader.
+func TestHubWithTheCloudLeadsWithinSeconds(t *testing.T) {
 	const within = 8500 * time.Millisecond
 	rapid.Check(t, func(t *rapid.T) {
 		l := New("a", noon)

@@ -12,8 +12,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/governance"
 )
 
-// TestSessions: who is silent for 20 seconds is outside, and nobody is before each hub had the time to come.
-func TestSessions(t *testing.T) {
+// TestSilentHubIsOutsideAfter20Seconds: the writer reports none until each hub had the time to send a beat.
+func TestSilentHubIsOutsideAfter20Seconds(t *testing.T) {
 	start := time.Now()
 	s, pool := NewSessions(start), sets.New("a", "b", "c")
 	at := func(seconds int) time.Time { return start.Add(time.Duration(seconds) * time.Second) }
@@ -47,9 +47,9 @@ func TestSessions(t *testing.T) {
 	expect(53, "[a b d] []")
 }
 
-// TestReports: what a node reports counts from when it has changed, until the node reaches the cloud, and its statuses are
-// asked for once.
-func TestReports(t *testing.T) {
+// TestReportCountsUntilItIsOldOrTheNodeIsOnline: its age is that of its last change. Its statuses are requested
+// once.
+func TestReportCountsUntilItIsOldOrTheNodeIsOnline(t *testing.T) {
 	start := time.Now()
 	s := NewSessions(start)
 	at := func(seconds int) time.Time { return start.Add(time.Duration(seconds) * time.Second) }

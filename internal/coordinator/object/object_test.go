@@ -68,7 +68,7 @@ func asProtobuf(t *testing.T, object runtime.Object) []byte {
 	return body.Bytes()
 }
 
-func TestReadPod(t *testing.T) {
+func TestReadPodFindsTheObjectsThatItNames(t *testing.T) {
 	names := func(resource string, names ...string) (refs []governance.Ref) {
 		for _, name := range names {
 			refs = append(refs, governance.Ref{Resource: resource, Namespace: "default", Name: name})
@@ -95,7 +95,7 @@ func TestReadPod(t *testing.T) {
 	}
 }
 
-func TestReadRefuses(t *testing.T) {
+func TestReadRefusesInvalidObjects(t *testing.T) {
 	changed := func(change func(*corev1.Pod)) []byte {
 		pod := web()
 		change(pod)
@@ -157,8 +157,8 @@ func TestReadRefuses(t *testing.T) {
 	}
 }
 
-// TestNothingIsToldOfASecret: decoders quote what they cannot read, and their errors are logged.
-func TestNothingIsToldOfASecret(t *testing.T) {
+// TestErrorsContainNothingOfASecret: decoders quote what they cannot read, and their errors are logged.
+func TestErrorsContainNothingOfASecret(t *testing.T) {
 	ref := governance.Ref{Resource: "secrets", Namespace: "default", Name: "tls"}
 	good := &corev1.Secret{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
@@ -188,14 +188,14 @@ func TestNothingIsToldOfASecret(t *testing.T) {
 	}
 }
 
-// FuzzRead: nothing that is uploaded panics.
+// FuzzRead: no uploaded body causes a panic.
 func FuzzRead(f *testing.F) {
 	f.Add([]byte(`{"apiVersion":"v1","kind":"Pod"}`))
 	f.Add([]byte("k8s\x00\n\t\n\x02v1\x12\x03Pod"))
 	f.Fuzz(func(_ *testing.T, body []byte) { _, _ = Read(webRef, body) })
 }
 
-// TestReadNodePool: an API server reads one without knowing its type, and every field of it.
+// TestReadNodePool: unknown fields are accepted. Fields that the API server could not read are refused.
 func TestReadNodePool(t *testing.T) {
 	ref := governance.Ref{Resource: "nodepools", Name: "edge"}
 	body := func(rest string) []byte {
@@ -226,7 +226,7 @@ func TestReadNodePool(t *testing.T) {
 	}
 }
 
-func TestReadWhatBelongsToThePool(t *testing.T) {
+func TestReadAcceptsObjectsOfThePool(t *testing.T) {
 	meta := metav1.ObjectMeta{Namespace: "default", Name: "web", UID: "1", ResourceVersion: "7"}
 	for resource, object := range map[string]runtime.Object{
 		"services":       &corev1.Service{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}, ObjectMeta: meta, Spec: corev1.ServiceSpec{ClusterIP: "10.0.0.1"}},

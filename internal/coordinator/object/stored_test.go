@@ -56,8 +56,8 @@ func TestStoredNodeHasThePortOfItsHub(t *testing.T) {
 	}
 }
 
-// TestStoredKeepsWhatItDoesNotKnow: fields of later versions, and numbers that no float64 has.
-func TestStoredKeepsWhatItDoesNotKnow(t *testing.T) {
+// TestStoredKeepsUnknownFields: fields of later versions, and numbers that no float64 has.
+func TestStoredKeepsUnknownFields(t *testing.T) {
 	for name, tc := range map[string]struct{ body, want string }{
 		"later fields": {
 			`{"kind":"Node","later":{"n":9007199254740993},"status":{"new":[1,{"x":null}],"daemonEndpoints":{"other":{"Port":1},"kubeletEndpoint":{"Port":10250,"port":2}}}}`,

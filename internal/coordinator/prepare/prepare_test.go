@@ -12,7 +12,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/machinery/certs"
 )
 
-func TestWrite(t *testing.T) {
+func TestPrepareWritesCAsCertificatesAndAKubeconfig(t *testing.T) {
 	directory, now := t.TempDir(), time.Now()
 	pool, err := certs.NewCA(now)
 	if err != nil {

@@ -14,9 +14,9 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// TestApply: nobody gets a right before the policy is in force, people may do something with Secrets only while there are
-// any, and what the API server does not know by itself comes last.
-func TestApply(t *testing.T) {
+// TestRightsAreGrantedOnceThePolicyIsInForce: rules for Secrets exist only while Secrets are uploaded. Kinds that
+// the API server does not know by itself come last.
+func TestRightsAreGrantedOnceThePolicyIsInForce(t *testing.T) {
 	for name, tc := range map[string]struct {
 		isEnforced, hasSecrets bool
 		want                   []string

@@ -33,7 +33,7 @@ func stored() *Set {
 	}, noon)
 }
 
-func TestCheck(t *testing.T) {
+func TestUploadIsCheckedAgainstWhatIsStored(t *testing.T) {
 	lease := governance.Ref{Resource: "leases", Namespace: "kube-node-lease", Name: "a"}
 	for name, tc := range map[string]struct {
 		ref     governance.Ref
@@ -101,8 +101,9 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestVersionsOfANodeAreBounded: what is stored may be uploaded and replaced, and then only so much in a second.
-func TestVersionsOfANodeAreBounded(t *testing.T) {
+// TestUploadedBytesPerSecondAreBounded: all objects can be uploaded and replaced once, and then only so many
+// bytes in a second.
+func TestUploadedBytesPerSecondAreBounded(t *testing.T) {
 	limits := Limits{NodeObjects: 10, NodeBytes: 32 << 20, PoolObjects: 10, PoolBytes: 32 << 20, Bytes: 256 << 20}
 	for name, tc := range map[string]struct {
 		ref   governance.Ref
@@ -135,7 +136,7 @@ func TestVersionsOfANodeAreBounded(t *testing.T) {
 	}
 }
 
-func TestInventory(t *testing.T) {
+func TestInventoryGivesMissingAndRemovedObjects(t *testing.T) {
 	item := func(ref governance.Ref, uid, version string) governance.Item {
 		return governance.Item{Ref: ref, UID: uid, Version: version}
 	}
@@ -177,8 +178,9 @@ func TestInventory(t *testing.T) {
 	}
 }
 
-// TestPoolInventory: the next hub that leads takes over what is there. What is gone goes, whoever has uploaded it.
-func TestPoolInventory(t *testing.T) {
+// TestNextLeaderTakesOverThePoolsObjects: an object that is deleted in the cloud is removed, whichever hub has
+// uploaded it.
+func TestNextLeaderTakesOverThePoolsObjects(t *testing.T) {
 	b := stored()
 	other := governance.Ref{Resource: "namespaces", Name: "other"}
 	first := &governance.Inventory{Items: []governance.Item{{Ref: service, UID: "5", Version: "4"}, {Ref: other, UID: "6", Version: "7"}}}
@@ -206,9 +208,9 @@ func TestPoolInventory(t *testing.T) {
 	}
 }
 
-// TestAConfigMapOfTwoNodes goes when the node that has uploaded it does not have it any more. If another one still
-// has it, it uploads it again.
-func TestAConfigMapOfTwoNodes(t *testing.T) {
+// TestSharedConfigMapIsUploadedByTheOtherNode: it is removed once the node that has uploaded it does not have it
+// any more. Another node that still has it uploads it again.
+func TestSharedConfigMapIsUploadedByTheOtherNode(t *testing.T) {
 	b := stored()
 	second := governance.Ref{Resource: "pods", Namespace: "default", Name: "web-1"}
 	b.Put(second, Record{UID: "8", Version: 12, Node: "b", Names: []governance.Ref{settings}})
@@ -236,9 +238,8 @@ func TestAConfigMapOfTwoNodes(t *testing.T) {
 	}
 }
 
-// TestNodeAndLeaseStay when a hub that was started again without the cloud does not know them.
-// TestSecrets: they are taken only while that is asked for, and what is stored of them goes when it is not any more.
-func TestSecrets(t *testing.T) {
+// TestSecretsAreAcceptedOnlyWhileRequested: once they are not requested any more, the stored ones are removed.
+func TestSecretsAreAcceptedOnlyWhileRequested(t *testing.T) {
 	secret := governance.Ref{Resource: "secrets", Namespace: "default", Name: "tls"}
 	record := Record{UID: "7", Version: 6, Node: "a", Bytes: 30}
 	pod := Record{UID: "1", Version: 10, Node: "a", Bytes: 100, Names: []governance.Ref{secret}}
@@ -279,7 +280,8 @@ func TestSecrets(t *testing.T) {
 	tell("asked for again", secret)
 }
 
-func TestNodeAndLeaseStay(t *testing.T) {
+// TestEmptyInventoryKeepsNodeAndLease: a hub that was started again without the cloud does not know them.
+func TestEmptyInventoryKeepsNodeAndLease(t *testing.T) {
 	b := New(large, map[governance.Ref]Record{
 		{Resource: "nodes", Name: "a"}: {UID: "1", Version: 1, Node: "a"}, {Resource: "leases", Namespace: "kube-node-lease", Name: "a"}: {UID: "2", Version: 2, Node: "a"},
 	}, noon)
@@ -288,7 +290,7 @@ func TestNodeAndLeaseStay(t *testing.T) {
 	}
 }
 
-func TestBeat(t *testing.T) {
+func TestBeatTellsWhetherTheInventoryIsKnown(t *testing.T) {
 	b := stored()
 	inventory := &governance.Inventory{Items: []governance.Item{{Ref: web, UID: "1", Version: "10"}}}
 	if b.Beat("a", inventory.Digest(), noon) {
@@ -307,7 +309,7 @@ func TestBeat(t *testing.T) {
 	}
 }
 
-func TestKeepRemovesWhatIsOfNodesThatHaveLeft(t *testing.T) {
+func TestObjectsOfNodesThatHaveLeftAreRemoved(t *testing.T) {
 	b := stored()
 	b.Put(governance.Ref{Resource: "nodes", Name: "b"}, Record{UID: "4", Version: 4, Node: "b"})
 	remove := b.Keep(func(node string) bool { return node == "b" })
@@ -316,8 +318,8 @@ func TestKeepRemovesWhatIsOfNodesThatHaveLeft(t *testing.T) {
 	}
 }
 
-// TestSet compares a set with a model of a few lines, over random uploads.
-func TestSet(t *testing.T) {
+// TestRecordsMatchAModelOverRandomUploads: the model has a few lines.
+func TestRecordsMatchAModelOverRandomUploads(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		limits := Limits{NodeObjects: 4, NodeBytes: 60, PoolObjects: 3, PoolBytes: 40, Bytes: 100}
 		b := New(limits, nil, noon)

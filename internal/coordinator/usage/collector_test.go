@@ -145,7 +145,7 @@ func names(t *testing.T, w *httptest.ResponseRecorder) string {
 	return strings.Join(all, " ")
 }
 
-func TestNothingIsReadWhileNobodyAsks(t *testing.T) {
+func TestUsageIsReadOnlyWhileRequested(t *testing.T) {
 	inBubble(t, []string{"a", "b"}, func(t *testing.T, p *pool, c *collector) {
 		time.Sleep(time.Hour)
 		if n := p.count(); n != 0 {
@@ -179,7 +179,7 @@ func TestNothingIsReadWhileNobodyAsks(t *testing.T) {
 	})
 }
 
-func TestAnswers(t *testing.T) {
+func TestUsageIsAnsweredForNodesAndPods(t *testing.T) {
 	inBubble(t, []string{"b", "a"}, func(t *testing.T, p *pool, c *collector) {
 		get(c, "/nodes")
 		time.Sleep(time.Minute)
@@ -217,7 +217,7 @@ func TestAnswers(t *testing.T) {
 	})
 }
 
-func TestAHubLiesAboutPodsOfItsNodeOnly(t *testing.T) {
+func TestHubCannotReportPodsOfOtherNodes(t *testing.T) {
 	inBubble(t, []string{"a", "b"}, func(t *testing.T, p *pool, c *collector) {
 		p.say("a", func(context.Context) (string, error) {
 			return strings.ReplaceAll(p.measured("pod-a", "pod-b", "pod-c"), "1048576.0", "7.0"), nil
@@ -297,7 +297,8 @@ func TestOneNodeThatFailsHidesNoOther(t *testing.T) {
 	})
 }
 
-func TestWhoMeasuresTwiceTheSameIsWaitedFor(t *testing.T) {
+// TestNodeIsShownOnceItHasTwoMeasurements: a kubelet can answer the same measurement twice.
+func TestNodeIsShownOnceItHasTwoMeasurements(t *testing.T) {
 	inBubble(t, []string{"a", "slow"}, func(t *testing.T, p *pool, c *collector) {
 		began := time.Now()
 		text := p.measured("pod-slow")

@@ -8,7 +8,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-func TestRates(t *testing.T) {
+func TestCPURateNeedsTwoMeasurements(t *testing.T) {
 	begin := time.Unix(1768000000, 0)
 	at := func(seconds, cpu float64) point {
 		return point{at: begin.Add(time.Duration(seconds * float64(time.Second))), seconds: cpu, bytes: 1000}
@@ -52,7 +52,7 @@ func TestRates(t *testing.T) {
 	}
 }
 
-func TestRatesAreNeverAbsurd(t *testing.T) {
+func TestRatesAreNeverNegativeOrTooLarge(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var s series
 		for range rapid.IntRange(1, 10).Draw(t, "points") {

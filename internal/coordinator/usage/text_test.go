@@ -32,7 +32,7 @@ resource_scrape_error 0
 
 var web = container{types.NamespacedName{Namespace: "default", Name: "web-0"}, "web"}
 
-func TestParse(t *testing.T) {
+func TestKubeletMetricsAreParsed(t *testing.T) {
 	now := time.Unix(1768000100, 0)
 	first, second := time.Unix(1768000001, 0), time.Unix(1768000002, 0)
 	line := func(name, value string) string {

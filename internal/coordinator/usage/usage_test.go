@@ -68,7 +68,7 @@ func files(t *testing.T, contents map[string][]byte) func(name string) string {
 	return func(name string) string { return filepath.Join(dir, name) }
 }
 
-func TestHubsAreAskedAsTheAPIServerAsksThem(t *testing.T) {
+func TestHubIsAskedAsByTheAPIServer(t *testing.T) {
 	ca, other := newCA(t), newCA(t)
 	own, _ := issue(t, ca, certs.Leaf{CommonName: "atoll:coordinator-edge", Groups: []string{governance.APIServerGroup}})
 	path := files(t, map[string][]byte{"ca.crt": ca.Cert, "own.crt": own.Cert, "own.key": own.Key})
@@ -166,7 +166,7 @@ func TestTheServerIsForKubeAPIServerOnly(t *testing.T) {
 	}
 }
 
-func TestOnlyLoopbackIsListenedAt(t *testing.T) {
+func TestServerListensOnLoopbackOnly(t *testing.T) {
 	for _, address := range []string{":10272", "0.0.0.0:10272", "10.0.0.1:10272", "[::]:10272", "127.0.0.1", ""} {
 		if err := Run(t.Context(), Options{Listen: address, Config: &rest.Config{}}); err == nil {
 			t.Errorf("%q is taken", address)

@@ -133,7 +133,7 @@ const webName = "pods/default/web"
 
 var web = governance.Ref{Resource: "pods", Namespace: "default", Name: "web"}
 
-func TestAnswers(t *testing.T) {
+func TestWriterAnswersUploadsBeatsAndInventories(t *testing.T) {
 	for name, tc := range map[string]struct {
 		user, method, path string
 		body               any
@@ -172,8 +172,8 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// TestLeader: only the hub that leads uploads what belongs to the pool, from a while after the writer's start.
-func TestLeader(t *testing.T) {
+// TestWriterTakesPoolObjectsFromTheLeaderOnly: a hub can lead a while after the start of the writer.
+func TestWriterTakesPoolObjectsFromTheLeaderOnly(t *testing.T) {
 	r := newRig(t)
 	began := time.Now()
 	number := uint64(0)
@@ -237,7 +237,8 @@ func TestLeader(t *testing.T) {
 	}
 }
 
-func TestAnExpiredCertificateEndsAConnectionsRights(t *testing.T) {
+// TestExpiredNodeCertificateIsRefused: also on a connection that was opened before it expired.
+func TestExpiredNodeCertificateIsRefused(t *testing.T) {
 	r := newRig(t)
 	r.now = func() time.Time { return time.Now().Add(2 * time.Hour) }
 	if code, answer := r.send("system:node:a", "POST", governance.BeatPath, governance.Beat{}); code != 403 || !strings.Contains(answer, "has expired") {
@@ -245,8 +246,8 @@ func TestAnExpiredCertificateEndsAConnectionsRights(t *testing.T) {
 	}
 }
 
-// TestWhatFailsIsLoadedAgain: after a failure nobody knows whether the storage was changed.
-func TestWhatFailsIsLoadedAgain(t *testing.T) {
+// TestRecordsAreLoadedAgainAfterAFailedWrite: it is unknown whether the failed write has changed the storage.
+func TestRecordsAreLoadedAgainAfterAFailedWrite(t *testing.T) {
 	for name, lost := range map[string]bool{"nothing was changed": false, "the answer was lost": true} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
@@ -262,8 +263,8 @@ func TestWhatFailsIsLoadedAgain(t *testing.T) {
 	}
 }
 
-// TestARefusalIsNoFailure: what one node may not do delays nobody else.
-func TestARefusalIsNoFailure(t *testing.T) {
+// TestRefusedUploadLoadsNoRecordsAgain: so a refusal of one node delays no other node.
+func TestRefusedUploadLoadsNoRecordsAgain(t *testing.T) {
 	r := newRig(t)
 	r.memory.err = &records.Refusal{Reason: records.Full, Message: "etcd was full"}
 	if code, _ := r.put("system:node:a", webName, pod("web", "a", 1)); code != 507 || r.memory.loads != 1 {
@@ -298,7 +299,7 @@ func TestAnEmptiedStorageIsFilledAgain(t *testing.T) {
 	}
 }
 
-func TestANodeThatLeavesThePoolTakesItsObjectsAlong(t *testing.T) {
+func TestObjectsAreRemovedOnceTheirNodeLeavesThePool(t *testing.T) {
 	r := newRig(t)
 	settings := governance.Ref{Resource: "configmaps", Namespace: "default", Name: "settings"}
 	named := strings.Replace(pod("web", "a", 1), `"spec":{`, `"spec":{"volumes":[{"name":"v","configMap":{"name":"settings"}}],`, 1)
@@ -318,8 +319,9 @@ func TestANodeThatLeavesThePoolTakesItsObjectsAlong(t *testing.T) {
 	}
 }
 
-// TestSecretsGoOnceNobodyAsksForThem: within a look, whatever hubs say. What cannot be read changes nothing.
-func TestSecretsGoOnceNobodyAsksForThem(t *testing.T) {
+// TestStoredSecretsAreRemovedOnceNotRequested: at the next look at the files, whatever hubs send. If the file
+// cannot be read, nothing changes.
+func TestStoredSecretsAreRemovedOnceNotRequested(t *testing.T) {
 	r := newRig(t)
 	secret := governance.Ref{Resource: "secrets", Namespace: "default", Name: "tls"}
 	r.put("system:node:a", webName, strings.Replace(pod("web", "a", 1), `"spec":{`, `"spec":{"volumes":[{"name":"v","secret":{"secretName":"tls"}}],`, 1))
@@ -349,8 +351,8 @@ func TestSecretsGoOnceNobodyAsksForThem(t *testing.T) {
 	upload(403)
 }
 
-// TestUploadsAreSafeSideBySide, and no old version is stored over a later one.
-func TestUploadsAreSafeSideBySide(t *testing.T) {
+// TestConcurrentUploadsStoreNoOlderVersion, and no old version is stored over a later one.
+func TestConcurrentUploadsStoreNoOlderVersion(t *testing.T) {
 	r := newRig(t)
 	var wait sync.WaitGroup
 	for version := range 50 {
@@ -368,7 +370,7 @@ func TestUploadsAreSafeSideBySide(t *testing.T) {
 	}
 }
 
-// TestANodeHasOneRequestAtATime: another one is refused before its body is read, and may be sent again.
+// TestANodeHasOneRequestAtATime: a second one gets 503 before its body is read, and may be sent again.
 func TestANodeHasOneRequestAtATime(t *testing.T) {
 	r := newRig(t)
 	r.busy.Store("a", true)
@@ -380,8 +382,8 @@ func TestANodeHasOneRequestAtATime(t *testing.T) {
 	}
 }
 
-// TestMemoryIsCounted: a small text may be many times as large in the memory of an API server.
-func TestMemoryIsCounted(t *testing.T) {
+// TestUploadsCountWithTheirSizeInMemory: a small text can be many times as large in the memory of an API server.
+func TestUploadsCountWithTheirSizeInMemory(t *testing.T) {
 	r := newRig(t)
 	large := strings.Replace(pod("web", "a", 1), `"nodeName":`, `"containers":[`+strings.Repeat("{},", 300)+`{}],"nodeName":`, 1)
 	if code, answer := r.put("system:node:a", webName, large); code != 200 {
@@ -399,9 +401,9 @@ func TestMemoryIsCounted(t *testing.T) {
 	}
 }
 
-// TestSeveralObjectsAtOnce: one that is refused holds up no other, and those for which there is no time have no result, so
-// that the hub beats meanwhile.
-func TestSeveralObjectsAtOnce(t *testing.T) {
+// TestOneUploadCanHaveSeveralObjects: a refused object delays no other. Objects for which there is no time have
+// no result, so that the hub can beat.
+func TestOneUploadCanHaveSeveralObjects(t *testing.T) {
 	r := newRig(t)
 	upload := func() (answer governance.UploadAnswer) {
 		t.Helper()

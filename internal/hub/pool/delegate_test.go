@@ -76,9 +76,9 @@ func (c *tokens) take() string {
 	return all
 }
 
-// TestPulses: while the hub leads, and only then, the cloud hears from it every ten seconds, and what the coordinator says of
-// the pool. A token that is not valid any more is read again.
-func TestPulses(t *testing.T) {
+// TestOnlyTheLeaderRenewsThePoolsLease: every ten seconds, with the state of the pool that the coordinator gives.
+// A token that is not valid any more is read again.
+func TestOnlyTheLeaderRenewsThePoolsLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, c := newLeaderRig(t), &tokens{token: "first", accepted: "first"}
 		l.pool.options.Send = c.send
@@ -136,9 +136,9 @@ func TestPulses(t *testing.T) {
 	})
 }
 
-// TestANodeThatIsBackConfirmsWhatItsPoolSaid: once for each outage in which the pool could speak for it, and again until the
-// cloud has heard it.
-func TestANodeThatIsBackConfirmsWhatItsPoolSaid(t *testing.T) {
+// TestNodeConfirmsItsOutageOnceOnline: once for each outage in which the pool could report for it, and again
+// until the cloud has answered.
+func TestNodeConfirmsItsOutageOnceOnline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, c := newLeaderRig(t), &tokens{token: "x", accepted: "x"}
 		l.pool.options.Send = c.send
@@ -171,8 +171,7 @@ func TestANodeThatIsBackConfirmsWhatItsPoolSaid(t *testing.T) {
 	})
 }
 
-// TestABeatSaysThatTheKubeletRefuses the hub.
-func TestABeatSaysThatTheKubeletRefuses(t *testing.T) {
+func TestBeatReportsAKubeletRefusal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, isRefused := newLeaderRig(t), false
 		l.pool.options.IsRefused = func() bool { return isRefused }

@@ -36,7 +36,7 @@ func (c cloud) put(t *testing.T, selector string, object metav1.Object) {
 	synctest.Wait()
 }
 
-func TestDiscovery(t *testing.T) {
+func TestDiscoveryFollowsTheCoordinatorOfThePool(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const node, edge, site = "fieldSelector=metadata.name%3Da", "fieldSelector=spec.nodePool%3Dedge", "fieldSelector=spec.nodePool%3Dsite"
 		ctx, cancel := context.WithCancel(t.Context())

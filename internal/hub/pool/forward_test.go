@@ -136,8 +136,8 @@ func (l *leader) run(seconds int) {
 	}
 }
 
-// TestHeartbeatsAreForwardedOnce: the time in the Lease grows with each, whatever the clock of the node says, and nothing
-// is written twice.
+// TestHeartbeatsAreForwardedOnce: the time in the Lease grows with each heartbeat, whatever the clock of the node
+// says.
 func TestHeartbeatsAreForwardedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, c := newForwarder(t)
@@ -176,8 +176,8 @@ func TestHeartbeatsAreForwardedOnce(t *testing.T) {
 	})
 }
 
-// TestHeartbeatsDoNotWaitForStatuses: also on a slow link, in a pool of many pods whose statuses are all to be sent, because
-// the hub has just begun to lead; and these come to the cloud too.
+// TestHeartbeatsDoNotWaitForStatuses: on a slow link, in a pool with many pods, a hub that has just begun to lead
+// has all their statuses to send. They reach the cloud too.
 func TestHeartbeatsDoNotWaitForStatuses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, c := newForwarder(t)
@@ -215,8 +215,8 @@ func TestHeartbeatsDoNotWaitForStatuses(t *testing.T) {
 	})
 }
 
-// TestALeaseThatIsGoneIsNoFaultOfTheLeader: its pool has a pulse all the same.
-func TestALeaseThatIsGoneIsNoFaultOfTheLeader(t *testing.T) {
+// TestMissingLeaseDoesNotEndTheLead: the leader still renews the pool's Lease.
+func TestMissingLeaseDoesNotEndTheLead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, c := newForwarder(t)
 		l.run(40)
@@ -235,9 +235,8 @@ func TestALeaseThatIsGoneIsNoFaultOfTheLeader(t *testing.T) {
 	})
 }
 
-// TestStatusesAreForwarded: each pod's when it has changed, only what a kubelet writes, and none that says that a pod is
-// over.
-func TestStatusesAreForwarded(t *testing.T) {
+// TestChangedPodStatusesAreForwarded: only fields that a kubelet writes, and no status of a pod that has ended.
+func TestChangedPodStatusesAreForwarded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, c := newForwarder(t)
 		pod := func(name string, phase corev1.PodPhase, ready corev1.ConditionStatus) governance.PodStatus {
@@ -314,8 +313,8 @@ func TestStatusesAreForwarded(t *testing.T) {
 	})
 }
 
-// TestALeaderThatIsRefused lets another one lead, and says nothing of the pool meanwhile.
-func TestALeaderThatIsRefused(t *testing.T) {
+// TestLeaderStepsDownIfTheCloudRefusesItsWrites: it does not renew the pool's Lease meanwhile.
+func TestLeaderStepsDownIfTheCloudRefusesItsWrites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, c := newForwarder(t)
 		l.run(20)
@@ -349,9 +348,9 @@ func TestALeaderThatIsRefused(t *testing.T) {
 	})
 }
 
-// TestAHubThatBeginsToLeadWaitsWithItsPulse until the cloud has taken what it forwards: who hears it believes that a node of
-// which nothing is forwarded is dead.
-func TestAHubThatBeginsToLeadWaitsWithItsPulse(t *testing.T) {
+// TestNewLeaderForwardsHeartbeatsBeforeThePoolsLease: once the pool's Lease is renewed, a node without a
+// forwarded heartbeat counts as dead.
+func TestNewLeaderForwardsHeartbeatsBeforeThePoolsLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, c := newForwarder(t)
 		c.takes = 20 * time.Millisecond
@@ -369,8 +368,8 @@ func TestAHubThatBeginsToLeadWaitsWithItsPulse(t *testing.T) {
 	})
 }
 
-// TestAHubWhoseLeadIsOverSaysNothing, also while its round goes on.
-func TestAHubWhoseLeadIsOverSaysNothing(t *testing.T) {
+// TestFormerLeaderForwardsNothing: also if its lead ends during a round.
+func TestFormerLeaderForwardsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, c := newForwarder(t)
 		l.run(20)

@@ -58,8 +58,9 @@ func (l *leader) expect(leads bool, ofPool int) {
 	}
 }
 
-// TestTheHubThatLeads uploads what belongs to the pool, and what is gone goes. One that does not, sends nothing of it.
-func TestTheHubThatLeads(t *testing.T) {
+// TestOnlyTheLeadingHubUploadsPoolObjects: an object that is deleted in the cloud is removed from the
+// coordinator.
+func TestOnlyTheLeadingHubUploadsPoolObjects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLeaderRig(t)
 		l.coordinator.leads = false
@@ -90,8 +91,8 @@ func TestTheHubThatLeads(t *testing.T) {
 	})
 }
 
-// TestANodeThatMovesLeadsAnew: what it reads of its pool is of that pool, also if it leads the next one at once.
-func TestANodeThatMovesLeadsAnew(t *testing.T) {
+// TestNodeThatMovesReadsItsNewPool: also if its hub leads the new pool at once.
+func TestNodeThatMovesReadsItsNewPool(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLeaderRig(t)
 		var pool atomic.Value
@@ -116,8 +117,8 @@ func TestANodeThatMovesLeadsAnew(t *testing.T) {
 	})
 }
 
-// TestALeadEndsByTheClockOfTheHub, counted from when the beat was sent, if nobody answers any more.
-func TestALeadEndsByTheClockOfTheHub(t *testing.T) {
+// TestLeadEndsIfNoBeatIsAnswered: by the hub's own clock, from when the last answered beat was sent.
+func TestLeadEndsIfNoBeatIsAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLeaderRig(t)
 		l.pool.client.Transport = late{l.coordinator}
@@ -148,7 +149,8 @@ func (l late) RoundTrip(r *http.Request) (*http.Response, error) {
 	return l.RoundTripper.RoundTrip(r)
 }
 
-// TestAHubWithoutTheCloudDoesNotLead from when it says so, whether or not it is answered.
+// TestAHubWithoutTheCloudDoesNotLead: from its first beat without the cloud, whether or not that beat is
+// answered.
 func TestAHubWithoutTheCloudDoesNotLead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLeaderRig(t)
@@ -160,8 +162,8 @@ func TestAHubWithoutTheCloudDoesNotLead(t *testing.T) {
 	})
 }
 
-// TestALongUploadEndsNoLead: the hub beats meanwhile.
-func TestALongUploadEndsNoLead(t *testing.T) {
+// TestHubBeatsDuringALongUpload: so it still leads afterwards.
+func TestHubBeatsDuringALongUpload(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLeaderRig(t)
 		l.pool.client.Transport = late{l.coordinator}
@@ -187,8 +189,8 @@ func TestALongUploadEndsNoLead(t *testing.T) {
 	})
 }
 
-// TestALeadThatIsLostMeanwhile: what is refused then is no refusal of an object.
-func TestALeadThatIsLostMeanwhile(t *testing.T) {
+// TestLostLeadIsNoRefusalOfAnObject: a 403 for pool objects then means that another hub leads.
+func TestLostLeadIsNoRefusalOfAnObject(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLeaderRig(t)
 		l.expect(true, 0)
@@ -201,8 +203,8 @@ func TestALeadThatIsLostMeanwhile(t *testing.T) {
 	})
 }
 
-// TestWhatBelongsToThePoolIsBounded: the last ones are left out, and the status says so.
-func TestWhatBelongsToThePoolIsBounded(t *testing.T) {
+// TestPoolObjectsAreBounded: the last ones are left out, and the status says so.
+func TestPoolObjectsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLeaderRig(t)
 		l.expect(true, 0)
@@ -219,8 +221,8 @@ func TestWhatBelongsToThePoolIsBounded(t *testing.T) {
 	})
 }
 
-// TestWhatBelongsToThePoolCannotBeRead: what is of the node is uploaded all the same.
-func TestWhatBelongsToThePoolCannotBeRead(t *testing.T) {
+// TestUnreadablePoolObjectsDelayNoNodeObjects: what is of the node is uploaded all the same.
+func TestUnreadablePoolObjectsDelayNoNodeObjects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLeaderRig(t)
 		l.pool.options.PoolSource = refused{l.wide}

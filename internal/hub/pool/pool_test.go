@@ -207,8 +207,9 @@ func (n node) put(items ...governance.Item) {
 	}
 }
 
-// TestRounds: whatever happens to the node and the coordinator, a minute and two rounds after the last of it they have the same.
-func TestRounds(t *testing.T) {
+// TestCoordinatorConvergesToTheNodesObjects: after any sequence of changes and failures, a minute and two rounds
+// later both have the same objects.
+func TestCoordinatorConvergesToTheNodesObjects(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n, c := node{}, &coordinator{stored: map[governance.Ref]governance.Item{}, at: "a:1"}
 		p := newPool(n, c)
@@ -259,7 +260,9 @@ func TestRounds(t *testing.T) {
 	})
 }
 
-func TestWhatIsRefusedHoldsNothingUp(t *testing.T) {
+// TestRefusedObjectDelaysNoOtherObject: codes 403, 422 and 507 refuse one object, which is uploaded again later.
+// Codes 500 and 503 end the round.
+func TestRefusedObjectDelaysNoOtherObject(t *testing.T) {
 	for code, again := range map[int]bool{ // whether the next round uploads it again
 		http.StatusForbidden: false, http.StatusUnprocessableEntity: false, http.StatusInsufficientStorage: false,
 		http.StatusServiceUnavailable: true, http.StatusInternalServerError: true,
@@ -292,7 +295,7 @@ func TestWhatIsRefusedHoldsNothingUp(t *testing.T) {
 	}
 }
 
-// TestTheStatusNamesNoSecret: every process of the node may ask for it.
+// TestTheStatusNamesNoSecret: every process on the node can read the status.
 func TestTheStatusNamesNoSecret(t *testing.T) {
 	secret := governance.Item{Ref: governance.Ref{Resource: "secrets", Namespace: "default", Name: "of-payments"}, UID: "1", Version: "1"}
 	for name, c := range map[string]*coordinator{
@@ -313,7 +316,7 @@ func TestTheStatusNamesNoSecret(t *testing.T) {
 	}
 }
 
-func TestOrder(t *testing.T) {
+func TestNodeAndPodsAreUploadedBeforeOtherObjects(t *testing.T) {
 	n, c := node{}, &coordinator{stored: map[governance.Ref]governance.Item{}, at: "a:1"}
 	settings := governance.Item{Ref: governance.Ref{Resource: "configmaps", Namespace: "default", Name: "settings"}, UID: "1", Version: "1"}
 	n.put(settings, pod("web", "2"), governance.Item{Ref: governance.Ref{Resource: "nodes", Name: "edge"}, UID: "3", Version: "3"})
@@ -325,7 +328,7 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-func TestNobodyAnswers(t *testing.T) {
+func TestUnreachableCoordinatorIsReported(t *testing.T) {
 	p := newPool(node{}, &coordinator{at: "nowhere:1"})
 	if answers, _ := p.turn(t.Context()); answers {
 		t.Error("it is as if a coordinator had answered")
@@ -335,8 +338,9 @@ func TestNobodyAnswers(t *testing.T) {
 	}
 }
 
-// TestCoordinatorComesAndGoes: without one nothing is read and nobody is asked; the one that comes is told all.
-func TestCoordinatorComesAndGoes(t *testing.T) {
+// TestHubFollowsTheCoordinatorsAddresses: without an address the hub reads and sends nothing. A new coordinator
+// gets all objects.
+func TestHubFollowsTheCoordinatorsAddresses(t *testing.T) {
 	n, c := node{}, &coordinator{stored: map[governance.Ref]governance.Item{}, at: "b:1"}
 	n.put(pod("web", "1"))
 	p := newPool(n, c)
@@ -374,9 +378,9 @@ func TestCoordinatorComesAndGoes(t *testing.T) {
 	expect("", 1)
 }
 
-// TestTheNextCoordinatorIsNotThereYet: the cloud starts it on another node, while the last one answers still, on a node
-// that the cloud has lost. A hub goes over once the next one answers, and not back.
-func TestTheNextCoordinatorIsNotThereYet(t *testing.T) {
+// TestHubStaysUntilTheNextCoordinatorAnswers: the cloud starts it on another node, while the last one still
+// answers on a node that the cloud has lost. The hub changes once, and not back.
+func TestHubStaysUntilTheNextCoordinatorAnswers(t *testing.T) {
 	c := &coordinator{stored: map[governance.Ref]governance.Item{}, at: "last:1"}
 	p := newPool(node{}, c)
 	now := time.Now()
@@ -401,8 +405,8 @@ func TestTheNextCoordinatorIsNotThereYet(t *testing.T) {
 	expect("last:1")
 }
 
-// TestAHubLeavesACoordinatorWithoutALeader: its node is cut off, and the cloud has started another one, by which the
-// others speak for it.
+// TestAHubLeavesACoordinatorWithoutALeader: the coordinator's node is cut off, and the cloud has started another
+// coordinator, whose leader reports for the other nodes.
 func TestAHubLeavesACoordinatorWithoutALeader(t *testing.T) {
 	c := &coordinator{stored: map[governance.Ref]governance.Item{}, at: "a:1", led: "a:1"}
 	for i := range 20 {
@@ -448,7 +452,8 @@ func TestAHubLeavesACoordinatorWithoutALeader(t *testing.T) {
 	after(2*governance.BeatEvery, "n3:1")
 }
 
-func TestTooManyObjects(t *testing.T) {
+// TestTooManyObjectsEndNoBeats: no object is uploaded, and the hub still beats.
+func TestTooManyObjectsEndNoBeats(t *testing.T) {
 	n := node{}
 	for i := range governance.MaxItems + 1 {
 		n.put(pod(fmt.Sprint(i), "1"))
