@@ -196,8 +196,8 @@ func TestUnreadableKeyLeavesTheCacheOnDiskUnchanged(t *testing.T) {
 	})
 }
 
-// TestTemporaryCachesOfEarlierRunsAreRemoved: directories that are in use or have only a similar name stay, and
-// so does the target of a link.
+// TestTemporaryCachesOfEarlierRunsAreRemoved: a directory that is in use or has only a similar name stays, and so
+// does the target of a link.
 func TestTemporaryCachesOfEarlierRunsAreRemoved(t *testing.T) {
 	s := newStorage(t)
 	s.key(strings.Repeat("k", 32))

@@ -84,18 +84,18 @@ func TestCoordinator(t *testing.T) {
 		name string
 		run  func(*poolRig)
 	}{
-		{"people see what the cloud has, byte for byte", (*poolRig).testSame},
-		{"what changes in the cloud changes there, and what is gone is gone", (*poolRig).testChanges},
-		{"what belongs to the pool is there, too", (*poolRig).testPool},
-		{"people look, and nobody writes", (*poolRig).testReadOnly},
+		{"people read the cloud's objects, byte for byte", (*poolRig).testSame},
+		{"changes and deletions in the cloud arrive", (*poolRig).testChanges},
+		{"objects of the pool are there too", (*poolRig).testPool},
+		{"people can read, and cannot write", (*poolRig).testReadOnly},
 		{"each identity has its rights at the API server, and no others", (*poolRig).testRights},
-		{"nodes upload what is theirs, and nothing else", (*poolRig).testForeignUploads},
+		{"nodes can upload their own objects only", (*poolRig).testForeignUploads},
 		{"the writer's ports are for nodes and for the API server", (*poolRig).testWriterPort},
 		{"without metrics.k8s.io all else works", (*poolRig).testWithoutUsage},
 		{"each program may be killed, or hang", (*poolRig).testKills},
 		{"a coordinator that starts empty is full again, also without the cloud", (*poolRig).testEmpty},
-		{"what belongs to the pool is there again once a hub has the cloud", (*poolRig).poolIsTheSame},
-		{"Secrets are there while they are asked for", (*poolRig).testSecrets},
+		{"objects of the pool are there again once a hub has the cloud", (*poolRig).poolIsTheSame},
+		{"Secrets are there while they are requested", (*poolRig).testSecrets},
 		{"200 objects of each kind are the same, byte for byte", (*poolRig).testObjects},
 		{"etcd is full for a while", (*poolRig).testFull},
 	} {

@@ -75,9 +75,9 @@ func TestHollowKubeletsBehindHubs(t *testing.T) {
 			t.FailNow()
 		}
 	}
-	part("a kubelet sees a pod as its policies want it, and not before", (*hollowRig).testFirstSight)
+	part("a kubelet gets a pod once its policies are applied", (*hollowRig).testFirstSight)
 	part("kubelet and hub are started again without the cloud", (*hollowRig).testOffline)
-	part("the hub lives and the kubelet does not", (*hollowRig).testSilentKubelet)
+	part("the kubelet is down while the hub runs", (*hollowRig).testSilentKubelet)
 }
 
 // testFirstSight: groups' scenarios 20 and 21. The policies come after the Deployment that requires

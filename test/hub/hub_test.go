@@ -50,14 +50,15 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestHub on two clusters in parallel, because most of the time its parts wait until the cloud is away, or back.
+// TestHub: two clusters run in parallel, because most of the time the parts wait until the cloud is offline or
+// online again.
 func TestHub(t *testing.T) {
 	t.Parallel()
 	for name, parts := range map[string][]part{
 		"reads": {
 			{"answers are those of the API server, and offline the same", (*rig).testAnswers},
 			{"identities are kept apart", (*rig).testIdentities},
-			{"a watch goes on where it was", (*rig).testWatch},
+			{"a watch continues after an outage", (*rig).testWatch},
 			{"a streamed list", (*rig).testStreamedList},
 			{"a pod whose policy is not bound is held", (*rig).testGate},
 			{"the node's certificate expires while the cloud is away", (*rig).testExpired},
@@ -66,7 +67,7 @@ func TestHub(t *testing.T) {
 			{"Services keep to their topology, and the node's pods to their addresses", (*rig).testServices},
 			{"scenario 66, writes of the node are kept while the cloud is away", (*rig).testKeptWrites},
 			{"the hub is killed while the cloud is away", (*rig).testKill},
-			{"nobody else can read its files", (*rig).testFiles},
+			{"other users cannot read the hub's files", (*rig).testFiles},
 			{"a hub requests the certificate of its node, and renews it", (*rig).testBootstrap},
 			{"the API server's etcd hangs", (*rig).testHangingEtcd},
 		},

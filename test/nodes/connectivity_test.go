@@ -38,8 +38,8 @@ var toleratedFor = func() time.Duration {
 	return 20 * time.Second
 }()
 
-// TestConnectivityOnRealNodes: the cloud tells a node that is dead from one that is only cut off, as the table of the
-// document says.
+// TestConnectivityOnRealNodes: the cloud tells a dead node from a node that is cut off, as the table in
+// docs/pools.md says.
 func TestConnectivityOnRealNodes(t *testing.T) {
 	tier.All(t, "it waits for timers of minutes")
 	t.Parallel()
@@ -57,7 +57,7 @@ func TestConnectivityOnRealNodes(t *testing.T) {
 		poolPart{"a pod that nobody may change keeps its node Ready", (*poolRig).testNotWritten},
 		poolPart{"a node that dies loses its pods", (*poolRig).testLost},
 		poolPart{"a pool that is silent as a whole is frozen", (*poolRig).testFrozen},
-		poolPart{"without a coordinator nothing of it is left", (*poolRig).testReleased},
+		poolPart{"nothing is left after the coordinator is deleted", (*poolRig).testReleased},
 	)
 }
 

@@ -32,9 +32,9 @@ type poolRig struct {
 	on         string // the node of the coordinator
 }
 
-// TestTheCoordinatorOnRealNodes: a pool gets its coordinator as docs/pools.md says. Cut off from the cloud, people see
-// there what is in the pool. The coordinator moves when its node is drained, is cut off or dies, and its hubs find it.
-// When it is deleted, nothing of it is left.
+// TestTheCoordinatorOnRealNodes: a pool gets its coordinator as docs/pools.md says. While the pool is cut off
+// from the cloud, people read and act there. The coordinator moves when its node is drained, is cut off or dies,
+// and the hubs find it. After its deletion nothing is left of it.
 func TestTheCoordinatorOnRealNodes(t *testing.T) {
 	tier.All(t, "four real nodes, and a control plane on one of them: minutes")
 	t.Parallel()
@@ -44,18 +44,18 @@ func TestTheCoordinatorOnRealNodes(t *testing.T) {
 	r.addPool(poolNodes, map[string]any{"nodeLeaseDurationSeconds": 8}) // renewed every 2 s
 	r.parts(
 		poolPart{"a pool gets its coordinator", (*poolRig).testDeployed},
-		poolPart{"people look and act in the pool, cut off", (*poolRig).testPeople},
+		poolPart{"people use the coordinator while the pool is cut off", (*poolRig).testPeople},
 		poolPart{"the hubs' pool ports are for the coordinator only", (*poolRig).testPoolPorts},
-		poolPart{"the cloud knows how the pool is", (*poolRig).testPulse},
+		poolPart{"the cloud gets the state of the pool", (*poolRig).testPulse},
 		poolPart{"in the cloud, the manager and nodes have their rights and no others", (*poolRig).testRights},
 		poolPart{"two nodes of the pool do not reach each other, and one hub leads", (*poolRig).testPoolLeg},
-		poolPart{"its certificate is another one, and who watches notices nothing", (*poolRig).testNewCertificate},
-		poolPart{"the next CA signs, and a kubeconfig from before goes on", (*poolRig).testNextCA},
+		poolPart{"its certificate is replaced, and open watches stay", (*poolRig).testNewCertificate},
+		poolPart{"the next CA signs, and an older kubeconfig still works", (*poolRig).testNextCA},
 		poolPart{"its node is drained", (*poolRig).testDrained},
 		poolPart{"its node is cut off from the cloud, and others are not", (*poolRig).testCutNode},
 		poolPart{"a node moves to another pool, and back", (*poolRig).testOtherPool},
 		poolPart{"its node dies", (*poolRig).testDeadNode},
-		poolPart{"nothing is left of it", (*poolRig).testDeleted},
+		poolPart{"nothing is left after its deletion", (*poolRig).testDeleted},
 	)
 }
 

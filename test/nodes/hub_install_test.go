@@ -19,9 +19,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
-// TestTheHubAsAStaticPod: a node gets its hub as docs/hub.md#installation says, from the files that
-// the chart renders, while a pod runs on it. Cut off, the hub, the kubelet and the pod are killed, and
-// started again by the kubelet. Then the hub is taken away.
+// TestTheHubAsAStaticPod: a node gets its hub as docs/hub.md#installation says, from the files that the chart
+// renders, while a pod runs on it. While the node is cut off, the hub, the kubelet and the pod are killed, and
+// the kubelet starts them again. Then the hub is removed.
 func TestTheHubAsAStaticPod(t *testing.T) {
 	tier.All(t, "five minutes; TestTheHubOnRealNodes has the hub itself")
 	t.Parallel()

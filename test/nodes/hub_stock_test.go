@@ -14,8 +14,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/tier"
 )
 
-// TestTheHubWithStockClients: kube-proxy, CoreDNS and flannel reach the cloud by atoll-hub only. A node is cut off
-// and loses its power, and what runs on it starts again, with its Services, names and routes, and people may look.
+// TestTheHubWithStockClients: kube-proxy, CoreDNS and flannel reach the cloud through atoll-hub only. The node is
+// cut off and loses its power. Its programs start again with their Services, names and routes, and people can use
+// kubectl.
 func TestTheHubWithStockClients(t *testing.T) {
 	tier.All(t, "its programs take minutes to build; TestTheHubOnRealNodes has the hub itself")
 	t.Parallel() // most of its time it waits
@@ -52,11 +53,11 @@ func TestTheHubWithStockClients(t *testing.T) {
 		}
 	}
 	part("pods start", (*offRig).testStart)
-	part("people look at them", (*offRig).testLook)
+	part("people use kubectl on the node", (*offRig).testLook)
 	part("the node is cut off", (*offRig).testCut)
 	part("its programs are started again", (*offRig).testStockPrograms)
 	part("it loses its power", (*offRig).testPowerOff)
-	part("people look at what runs", (*offRig).testLook)
+	part("people use kubectl on the node, cut off", (*offRig).testLook)
 	part("the cloud is back", (*offRig).testBack)
 }
 

@@ -33,8 +33,8 @@ type offRig struct {
 	service string
 }
 
-// TestTheHubOnRealNodes: a node whose kubelet reaches the cloud by atoll-hub only is cut off, and
-// what runs on it goes on, whatever of it is started again meanwhile.
+// TestTheHubOnRealNodes: the kubelet reaches the cloud through atoll-hub only. The node is cut off, and its pods
+// run on, whichever of its programs is started again.
 func TestTheHubOnRealNodes(t *testing.T) {
 	t.Parallel() // most of its time it waits, as the other test of a hub does
 	r := &offRig{rig: startRig(t, map[string][]string{

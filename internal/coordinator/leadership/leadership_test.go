@@ -139,8 +139,8 @@ type flight struct {
 	arrived bool
 }
 
-// TestAtMostOneHubLeads: whatever beats are late or lost, and whatever is started again.
-// TestHubWithTheCloudLeadsWithinSeconds shows that one does.
+// TestAtMostOneHubLeads: beats are delayed or lost, and hubs and the coordinator restart, in any order.
+// TestHubWithTheCloudLeadsWithinSeconds shows that one hub does lead.
 func TestAtMostOneHubLeads(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		now := noon

@@ -127,12 +127,12 @@ func TestReadRefusesInvalidObjects(t *testing.T) {
 		"a long uid": {webRef, changed(func(p *corev1.Pod) {
 			p.UID = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
 		}), "metadata.uid: must have 1 to 128 bytes"},
-		"no version":             {webRef, changed(func(p *corev1.Pod) { p.ResourceVersion = "" }), `metadata.resourceVersion: ""`},
-		"a version that is none": {webRef, changed(func(p *corev1.Pod) { p.ResourceVersion = "-1" }), `metadata.resourceVersion: "-1"`},
-		"what JSON cannot say: a field's owner": {webRef, inProtobuf(func(p *corev1.Pod) {
+		"no version":         {webRef, changed(func(p *corev1.Pod) { p.ResourceVersion = "" }), `metadata.resourceVersion: ""`},
+		"an invalid version": {webRef, changed(func(p *corev1.Pod) { p.ResourceVersion = "-1" }), `metadata.resourceVersion: "-1"`},
+		"a field's owner that JSON cannot have": {webRef, inProtobuf(func(p *corev1.Pod) {
 			p.ManagedFields = []metav1.ManagedFieldsEntry{{FieldsV1: metav1.NewFieldsV1("{")}}
 		}), "cannot be shown"},
-		"what JSON cannot say: a port that is neither number nor name": {webRef, inProtobuf(func(p *corev1.Pod) {
+		"a port that is neither number nor name": {webRef, inProtobuf(func(p *corev1.Pod) {
 			p.Spec.Containers[0].LivenessProbe = &corev1.Probe{ProbeHandler: corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.IntOrString{Type: 7}}}}
 		}), "cannot be shown"},
 		"a year that no client reads": {webRef, inProtobuf(func(p *corev1.Pod) {

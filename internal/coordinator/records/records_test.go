@@ -76,13 +76,13 @@ func TestUploadIsCheckedAgainstWhatIsStored(t *testing.T) {
 		"too many objects of the pool": {
 			ref: governance.Ref{Resource: "namespaces", Name: "x"}, record: Record{UID: "6", Version: 6, Node: "a"}, leads: true, limits: Limits{PoolObjects: 1, PoolBytes: 1000, Bytes: 1000}, want: Full,
 		},
-		"too many bytes of the pool": {ref: service, record: Record{UID: "5", Version: 6, Node: "b", Bytes: 31}, leads: true, limits: Limits{PoolObjects: 1, PoolBytes: 30, Bytes: 1000}, want: Full},
-		"all bytes of the pool":      {ref: service, record: Record{UID: "5", Version: 6, Node: "b", Bytes: 30}, leads: true, limits: Limits{PoolObjects: 1, PoolBytes: 30, Bytes: 1000}},
-		"too many objects":           {ref: lease, record: Record{UID: "3", Version: 1, Node: "a"}, limits: Limits{NodeObjects: 2, NodeBytes: 1000, Bytes: 1000}, want: Full},
-		"as many as there may be":    {ref: settings, record: Record{UID: "2", Version: 6, Node: "a"}, limits: Limits{NodeObjects: 2, NodeBytes: 1000, Bytes: 1000}},
-		"too many bytes of a node":   {ref: web, record: Record{UID: "1", Version: 11, Node: "a", Bytes: 151}, boundTo: "a", limits: Limits{NodeObjects: 2, NodeBytes: 200, Bytes: 1000}, want: Full},
-		"all bytes of a node":        {ref: web, record: Record{UID: "1", Version: 11, Node: "a", Bytes: 150}, boundTo: "a", limits: Limits{NodeObjects: 2, NodeBytes: 200, Bytes: 1000}},
-		"too many bytes of all":      {ref: web, record: Record{UID: "1", Version: 11, Node: "a", Bytes: 151}, boundTo: "a", limits: Limits{NodeObjects: 2, NodeBytes: 1000, Bytes: 200}, want: Full},
+		"too many bytes of the pool":   {ref: service, record: Record{UID: "5", Version: 6, Node: "b", Bytes: 31}, leads: true, limits: Limits{PoolObjects: 1, PoolBytes: 30, Bytes: 1000}, want: Full},
+		"all bytes of the pool":        {ref: service, record: Record{UID: "5", Version: 6, Node: "b", Bytes: 30}, leads: true, limits: Limits{PoolObjects: 1, PoolBytes: 30, Bytes: 1000}},
+		"too many objects":             {ref: lease, record: Record{UID: "3", Version: 1, Node: "a"}, limits: Limits{NodeObjects: 2, NodeBytes: 1000, Bytes: 1000}, want: Full},
+		"as many objects as the limit": {ref: settings, record: Record{UID: "2", Version: 6, Node: "a"}, limits: Limits{NodeObjects: 2, NodeBytes: 1000, Bytes: 1000}},
+		"too many bytes of a node":     {ref: web, record: Record{UID: "1", Version: 11, Node: "a", Bytes: 151}, boundTo: "a", limits: Limits{NodeObjects: 2, NodeBytes: 200, Bytes: 1000}, want: Full},
+		"all bytes of a node":          {ref: web, record: Record{UID: "1", Version: 11, Node: "a", Bytes: 150}, boundTo: "a", limits: Limits{NodeObjects: 2, NodeBytes: 200, Bytes: 1000}},
+		"too many bytes of all":        {ref: web, record: Record{UID: "1", Version: 11, Node: "a", Bytes: 151}, boundTo: "a", limits: Limits{NodeObjects: 2, NodeBytes: 1000, Bytes: 200}, want: Full},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := stored()
@@ -155,13 +155,13 @@ func TestInventoryGivesMissingAndRemovedObjects(t *testing.T) {
 			node: "a", items: []governance.Item{item(settings, "2", "6"), item(other, "7", "1"), item(web, "1", "11"), item(node, "3", "4")},
 			missing: []governance.Ref{node, other, web, settings},
 		},
-		"a pod made anew":              {node: "a", items: []governance.Item{item(web, "9", "12"), item(settings, "2", "5")}, missing: []governance.Ref{web}},
-		"a ConfigMap that is gone":     {node: "a", items: []governance.Item{item(web, "1", "10")}, remove: []governance.Ref{settings}},
-		"objects that are of others":   {node: "b", items: []governance.Item{item(web, "1", "11"), item(node, "3", "4")}},
-		"a name that is none":          {node: "a", items: []governance.Item{item(governance.Ref{Resource: "pods", Namespace: "default", Name: "../a"}, "1", "1")}, want: Forbidden},
-		"a version that is no number":  {node: "a", items: []governance.Item{item(web, "1", "x")}, want: Forbidden},
-		"a Service":                    {node: "a", items: []governance.Item{item(service, "5", "4")}, want: Forbidden},
-		"more items than there may be": {node: "a", items: make([]governance.Item, governance.MaxItems+1), want: Full},
+		"a pod made anew":             {node: "a", items: []governance.Item{item(web, "9", "12"), item(settings, "2", "5")}, missing: []governance.Ref{web}},
+		"a ConfigMap that is gone":    {node: "a", items: []governance.Item{item(web, "1", "10")}, remove: []governance.Ref{settings}},
+		"objects of other nodes":      {node: "b", items: []governance.Item{item(web, "1", "11"), item(node, "3", "4")}},
+		"an invalid name":             {node: "a", items: []governance.Item{item(governance.Ref{Resource: "pods", Namespace: "default", Name: "../a"}, "1", "1")}, want: Forbidden},
+		"a version that is no number": {node: "a", items: []governance.Item{item(web, "1", "x")}, want: Forbidden},
+		"a Service":                   {node: "a", items: []governance.Item{item(service, "5", "4")}, want: Forbidden},
+		"more items than the limit":   {node: "a", items: make([]governance.Item, governance.MaxItems+1), want: Full},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := stored()

@@ -139,23 +139,23 @@ func TestWriterAnswersUploadsBeatsAndInventories(t *testing.T) {
 		body               any
 		want               int
 	}{
-		"a pod":                           {"system:node:a", "", webName, pod("web", "a", 1), 200},
-		"another's pod":                   {"system:node:b", "", webName, pod("web", "a", 1), 403},
-		"no node":                         {"alice", "", webName, pod("web", "a", 1), 403},
-		"no node of the pool":             {"system:node:c", "", webName, pod("web", "c", 1), 403},
-		"another name":                    {"system:node:a", "", webName, pod("db", "a", 1), 422},
-		"no JSON":                         {"system:node:a", "", webName, "{", 422},
-		"too large":                       {"system:node:a", "", webName, strings.Repeat(" ", governance.MaxObject+1), 422},
-		"a long name":                     {"system:node:a", "", strings.Repeat("a", 1<<20), "{}", 422},
-		"another resource":                {"system:node:a", "", "events/default/web", pod("web", "a", 1), 422},
-		"no place":                        {"system:node:a", "", webName, strings.Replace(pod("web", "a", 1), `"spec"`, `"status":{"message":"`+strings.Repeat("a", 1<<20-200)+`"},"spec"`, 1), 507},
-		"a beat":                          {"system:node:a", "POST", governance.BeatPath, governance.Beat{}, 200},
-		"no beat":                         {"system:node:a", "POST", governance.BeatPath, "[", 422},
-		"an inventory":                    {"system:node:a", "POST", governance.InventoryPath, governance.Inventory{}, 200},
-		"an inventory of what is no name": {"system:node:a", "POST", governance.InventoryPath, governance.Inventory{Items: []governance.Item{{Version: "1"}}}, 403},
-		"a read":                          {"system:node:a", "GET", governance.UploadPath, "", 405},
-		"another path":                    {"system:node:a", "POST", "/", "", 404},
-		"no upload":                       {"system:node:a", "POST", governance.UploadPath, "{}", 422},
+		"a pod":                             {"system:node:a", "", webName, pod("web", "a", 1), 200},
+		"another node's pod":                {"system:node:b", "", webName, pod("web", "a", 1), 403},
+		"a caller that is no node":          {"alice", "", webName, pod("web", "a", 1), 403},
+		"a node outside the pool":           {"system:node:c", "", webName, pod("web", "c", 1), 403},
+		"another name":                      {"system:node:a", "", webName, pod("db", "a", 1), 422},
+		"no JSON":                           {"system:node:a", "", webName, "{", 422},
+		"too large":                         {"system:node:a", "", webName, strings.Repeat(" ", governance.MaxObject+1), 422},
+		"a long name":                       {"system:node:a", "", strings.Repeat("a", 1<<20), "{}", 422},
+		"another resource":                  {"system:node:a", "", "events/default/web", pod("web", "a", 1), 422},
+		"no space":                          {"system:node:a", "", webName, strings.Replace(pod("web", "a", 1), `"spec"`, `"status":{"message":"`+strings.Repeat("a", 1<<20-200)+`"},"spec"`, 1), 507},
+		"a beat":                            {"system:node:a", "POST", governance.BeatPath, governance.Beat{}, 200},
+		"no beat":                           {"system:node:a", "POST", governance.BeatPath, "[", 422},
+		"an inventory":                      {"system:node:a", "POST", governance.InventoryPath, governance.Inventory{}, 200},
+		"an inventory with an invalid name": {"system:node:a", "POST", governance.InventoryPath, governance.Inventory{Items: []governance.Item{{Version: "1"}}}, 403},
+		"a read":                            {"system:node:a", "GET", governance.UploadPath, "", 405},
+		"another path":                      {"system:node:a", "POST", "/", "", 404},
+		"no upload":                         {"system:node:a", "POST", governance.UploadPath, "{}", 422},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
@@ -319,8 +319,8 @@ func TestObjectsAreRemovedOnceTheirNodeLeavesThePool(t *testing.T) {
 	}
 }
 
-// TestStoredSecretsAreRemovedOnceNotRequested: at the next look at the files, whatever hubs send. If the file
-// cannot be read, nothing changes.
+// TestStoredSecretsAreRemovedOnceNotRequested: the writer removes them at its next look, also if hubs upload them
+// again. If the writer cannot read what is requested, nothing changes.
 func TestStoredSecretsAreRemovedOnceNotRequested(t *testing.T) {
 	r := newRig(t)
 	secret := governance.Ref{Resource: "secrets", Namespace: "default", Name: "tls"}
@@ -351,7 +351,6 @@ func TestStoredSecretsAreRemovedOnceNotRequested(t *testing.T) {
 	upload(403)
 }
 
-// TestConcurrentUploadsStoreNoOlderVersion, and no old version is stored over a later one.
 func TestConcurrentUploadsStoreNoOlderVersion(t *testing.T) {
 	r := newRig(t)
 	var wait sync.WaitGroup

@@ -284,7 +284,6 @@ func TestOnlyTheAPIServerOfThePoolIsServed(t *testing.T) {
 	}
 }
 
-// TestExpiredClientCertificateGets401OnAnOpenConnection at its next request.
 func TestExpiredClientCertificateGets401OnAnOpenConnection(t *testing.T) {
 	n := start(t, "127.0.0.1:0")
 	n.until(true)
@@ -405,7 +404,6 @@ func TestKubeletRefusalIsReportedWhileThePortIsOpen(t *testing.T) {
 	}
 }
 
-// TestPortInUseIsRetried is tried again.
 func TestPortInUseIsRetried(t *testing.T) {
 	other, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -631,7 +631,6 @@ func TestFailedFsyncStartsANewLog(t *testing.T) {
 	expect(t, openOn(t, d.unplugged(seeded(3)), Options{}), "k", sized(2))
 }
 
-// TestFailedFileRemovalIsRetried are tried again.
 func TestFailedFileRemovalIsRetried(t *testing.T) {
 	d := newDisk()
 	full := true

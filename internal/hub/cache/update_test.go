@@ -110,7 +110,6 @@ func TestUpdateWithoutStateStartsANewLog(t *testing.T) {
 	}
 }
 
-// TestUpdateComparesWithStateReadFromDisk: what was read from disk is compared as what was written.
 func TestUpdateComparesWithStateReadFromDisk(t *testing.T) {
 	d := newDisk()
 	s := openOn(t, d, Options{SyncEvery: time.Hour})

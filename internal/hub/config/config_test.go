@@ -39,7 +39,6 @@ func TestMissingConfigFieldsGetDefaults(t *testing.T) {
 	}
 }
 
-// TestEncryptionKeyDefaultsToASystemdCredential: systemd gives it to the hub, on a node that has one.
 func TestEncryptionKeyDefaultsToASystemdCredential(t *testing.T) {
 	dir := t.TempDir()
 	key := filepath.Join(dir, "atoll-hub.key")
@@ -85,7 +84,6 @@ func TestNodeNameDefaultsToEnvironmentOrHostName(t *testing.T) {
 	}
 }
 
-// TestBootstrapKubeconfigReplacesTheCertificate stands in the place of a certificate.
 func TestBootstrapKubeconfigReplacesTheCertificate(t *testing.T) {
 	text := strings.Replace(smallest, "certificateFile: /var/lib/kubelet/pki/kubelet-client-current.pem", "bootstrapKubeconfig: /etc/kubernetes/bootstrap-kubelet.conf", 1)
 	if c, err := Parse([]byte(text)); err != nil || c.Cloud.CertificateFile+c.Cloud.KeyFile != "" {
@@ -93,7 +91,7 @@ func TestBootstrapKubeconfigReplacesTheCertificate(t *testing.T) {
 	}
 }
 
-// TestConfigErrorsNameEveryWrongField: the error has the field, and all mistakes of a file at once.
+// TestConfigErrorsNameEveryWrongField: one error has all of them.
 func TestConfigErrorsNameEveryWrongField(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change []string // of the smallest file

@@ -165,7 +165,7 @@ func TestEndedPodsLoseTheKubeletsAddress(t *testing.T) {
 	}
 }
 
-// TestAddressesAreReadFromUpdatesOfTheWholeStatus, in each format.
+// TestAddressesAreReadFromUpdatesOfTheWholeStatus: in each format.
 func TestAddressesAreReadFromUpdatesOfTheWholeStatus(t *testing.T) {
 	for _, format := range formats {
 		r := newRig(t, format)

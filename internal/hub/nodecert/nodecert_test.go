@@ -392,7 +392,7 @@ func TestWrongClockDropsNoCertificate(t *testing.T) {
 	})
 }
 
-// TestDamagedCertificateFilesAreReplaced are begun anew.
+// TestDamagedCertificateFilesAreReplaced: the hub requests a new certificate.
 func TestDamagedCertificateFilesAreReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCloud(t)

@@ -221,7 +221,6 @@ func TestPoolObjectsAreBounded(t *testing.T) {
 	})
 }
 
-// TestUnreadablePoolObjectsDelayNoNodeObjects: what is of the node is uploaded all the same.
 func TestUnreadablePoolObjectsDelayNoNodeObjects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLeaderRig(t)

@@ -400,7 +400,7 @@ func TestServerErrorsAndCancelledRequestsDoNotMeanOffline(t *testing.T) {
 	}
 }
 
-// TestExpiredCertificateDoesNotHideTheOfflineState: the cloud is away, whatever becomes of the certificate meanwhile.
+// TestExpiredCertificateDoesNotHideTheOfflineState: requests get ErrOffline, not the error of the certificate.
 func TestExpiredCertificateDoesNotHideTheOfflineState(t *testing.T) {
 	c := newCloud(t)
 	var expired atomic.Bool
