@@ -2,14 +2,14 @@ package cache
 
 import "fmt"
 
-// faulty is a directory whose changes fail when a test says so: see Options.Fail.
+// faulty is a directory whose changes fail on request of a test: see Options.Fail.
 type faulty struct {
 	directory
 
 	fail func(op string) error
 }
 
-// call makes a call unless it is to fail.
+// call calls do, unless fail returns an error.
 func (d *faulty) call(op string, do func() error) error {
 	if err := d.fail(op); err != nil {
 		return fmt.Errorf("%s: %w", op, err)

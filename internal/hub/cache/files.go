@@ -11,13 +11,13 @@ import (
 	"syscall"
 )
 
-// directory is the access to the files of a store. Tests put one with faults in its place.
+// directory is the access to the files of a store. Tests replace it by one with faults.
 type directory interface {
 	// List returns the names of the files.
 	List() ([]string, error)
 	// Create creates a file that does not exist yet.
 	Create(name string) (file, error)
-	// Open opens a file for reading, and for writing where that is permitted.
+	// Open opens a file for reading, and for writing if the file system permits it.
 	Open(name string) (file, error)
 	Rename(from, to string) error
 	Remove(name string) error
@@ -32,17 +32,17 @@ type file interface {
 	io.WriterAt
 	io.Closer
 	Size() (int64, error)
-	// Sync makes the contents durable. Its error wraps errRemoved if others have removed the file.
+	// Sync makes the contents durable. Its error wraps errRemoved if another process has removed the file.
 	Sync() error
 }
 
 const lockName = "lock"
 
-// counters count what is written to a disk.
+// counters count the bytes written and the fsync calls.
 type counters struct{ bytes, syncs atomic.Int64 }
 
-// errRemoved is the error of what others have removed while the store is open.
-var errRemoved = errors.New("it was removed while it is in use")
+// errRemoved means that another process has removed a file or the directory while the store uses it.
+var errRemoved = errors.New("removed by another process while in use")
 
 // openDirectory creates the directory if it is missing, and locks it.
 func openDirectory(path string) (directory, error) {
@@ -89,8 +89,8 @@ func openRoot(path string) (_ *opened, err error) {
 	if d.lock, err = openWritable(root, lockName, os.O_CREATE); err != nil {
 		return nil, err
 	}
-	// The lock belongs to the open file: it also keeps a second store of this process out,
-	// and ends with the process.
+	// The lock belongs to the open file: it also excludes a second store of this process, and ends with the
+	// process.
 	err = syscall.Flock(int(d.lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	if errors.Is(err, syscall.EWOULDBLOCK) {
 		return nil, ErrLocked
@@ -111,8 +111,8 @@ func (d *opened) close() error {
 	return errors.Join(append(errs, d.root.Close())...)
 }
 
-// openWritable opens a file for reading and writing, or only for reading if the file system is
-// read-only: the logs can still be read then, and a write returns an error.
+// openWritable opens a file for reading and writing, or only for reading if the file system is read-only: the
+// logs are then readable, and a write returns an error.
 func openWritable(root *os.Root, name string, flags int) (*os.File, error) {
 	f, err := root.OpenFile(name, os.O_RDWR|flags, 0o600)
 	if errors.Is(err, syscall.EROFS) {
@@ -125,12 +125,12 @@ type osDirectory struct {
 	path    string
 	written *counters
 
-	mu sync.RWMutex // held while what is open is used
+	mu sync.RWMutex // held while opened is used
 	*opened
 }
 
-// check returns an error if the directory is not at its path any more. It is then made anew, and what is
-// written from now on is there.
+// check returns an error if the directory is no longer at its path. It then creates the directory again, and
+// later writes go there.
 func (d *osDirectory) check() error {
 	err := d.compare()
 	if err == nil {
@@ -140,13 +140,13 @@ func (d *osDirectory) check() error {
 	defer d.mu.Unlock()
 	next, errOpen := openRoot(d.path)
 	if errOpen == nil {
-		_ = d.opened.close() // nothing in it has a name
+		_ = d.opened.close() // its files are deleted
 		d.opened = next
 	}
 	return errors.Join(err, errOpen)
 }
 
-// compare returns an error if the directory is not at its path any more.
+// compare returns an error if the directory is no longer at its path.
 func (d *osDirectory) compare() error {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
@@ -234,7 +234,7 @@ type osFile struct {
 	*os.File
 
 	in   *osDirectory
-	with *opened // at the time of its opening
+	with *opened // the value of in.opened when the file was opened
 }
 
 // WriteAt implements io.WriterAt.
@@ -244,7 +244,7 @@ func (f osFile) WriteAt(b []byte, offset int64) (int, error) {
 	return n, err
 }
 
-// Sync implements file. What has no name any more is not durable, although fsync succeeds.
+// Sync implements file. It returns an error for a deleted file: it is not durable, although fsync succeeds.
 func (f osFile) Sync() error {
 	f.in.written.syncs.Add(1)
 	if err := f.File.Sync(); err != nil {

@@ -25,9 +25,9 @@ import (
 //	frame, encr.    length of the rest | nonce | AES-256-GCM of the payload | tag
 //	payload         kind | wall time, ns | age, ns | len(id) | len(head) | id | head | value
 //
-// The checksum or the tag also covers the preamble, the offset of the frame and its length.
-// The key of each encrypted log is derived from the random bytes. The first frame has the
-// scope's key; items follow, then the end of the snapshot with the head, and then events.
+// The checksum or the tag also covers the preamble, the offset of the frame and its length. The encryption key
+// of each log is derived from the random bytes. The first frame has the scope's key; items follow, then the end
+// of the snapshot with the head, and then events.
 const (
 	magic        = "atollhub"
 	version      = 1
@@ -36,9 +36,9 @@ const (
 	lengthSize  = 4
 	payloadHead = 1 + 8 + 8 + 1 + 1 // the smallest payload
 
-	// maxFrame bounds a frame, and so the memory that a damaged length can make Open use.
+	// maxFrame limits a frame, and so the memory that Open allocates for a damaged length.
 	maxFrame = 32 << 20
-	// maxText bounds a scope's key, a head and an id, which are kept in memory.
+	// maxText limits a scope's key, a head and an id, which stay in memory.
 	maxText = 64 << 10
 )
 
@@ -51,12 +51,12 @@ const (
 	kindPut                        // an event
 	kindDelete                     // an event
 	kindHead                       // an event without an item
-	kindUsed                       // the scope was used at the age; not an event
+	kindUsed                       // not an event: the scope was used at this age
 	kindPutPart                    // a part of the next event, which is in the same write
 	kindDeletePart                 // a part of the next event, which is in the same write
 )
 
-// record is what a frame holds. Its slices share memory with the frame that it was read from.
+// record is the content of a frame. Its slices share memory with the frame that it was read from.
 type record struct {
 	kind  kind
 	wall  time.Time
@@ -74,8 +74,7 @@ type codec struct {
 	aead     cipher.AEAD // nil: not encrypted
 }
 
-// secrets are what is derived from Options.Key. The zero value is for stores that are not
-// encrypted.
+// secrets are derived from Options.Key. The zero value is for stores without encryption.
 type secrets struct {
 	master []byte
 	names  []byte
@@ -93,8 +92,8 @@ func newSecrets(key []byte) (secrets, error) {
 	return secrets{master: bytes.Clone(key), names: names}, err
 }
 
-// base returns the part of the names of files that all generations of a scope share. With
-// encryption it does not let anybody test whether a key is stored.
+// base returns the common part of the file names of all generations of a scope. With encryption, nobody without
+// the encryption key can find out from the names whether a scope is stored.
 func (s secrets) base(key string) string {
 	if s.master == nil {
 		sum := sha256.Sum256([]byte(key))
@@ -125,7 +124,7 @@ func (s secrets) codec(preamble [preambleSize]byte) (codec, error) {
 		return c, errors.New("not a log of this version")
 	}
 	if encrypted := preamble[n+1]; encrypted > 1 || (encrypted == 1) != (s.master != nil) {
-		return c, errors.New("encrypted, or not, other than the store")
+		return c, errors.New("log and store differ in encryption")
 	}
 	if s.master == nil {
 		return c, nil
@@ -142,7 +141,7 @@ func (s secrets) codec(preamble [preambleSize]byte) (codec, error) {
 	return c, err
 }
 
-// overhead is how many bytes of a frame are not payload.
+// overhead returns how many bytes of a frame are not payload.
 func (c *codec) overhead() int {
 	if c.aead != nil {
 		return lengthSize + c.aead.Overhead()
@@ -159,7 +158,7 @@ func uvarintSize(n int) int {
 	return len(binary.AppendUvarint(make([]byte, 0, binary.MaxVarintLen64), uint64(n)))
 }
 
-// bound returns what the checksum of a frame covers besides the payload.
+// bound returns the bytes that the checksum of a frame covers in addition to the payload.
 func (c *codec) bound(offset int64, length uint32) []byte {
 	b := make([]byte, 0, preambleSize+12)
 	b = append(b, c.preamble[:]...)
@@ -172,7 +171,7 @@ func (c *codec) append(dst []byte, offset int64, r record) []byte {
 	length := uint32(c.size(r) - lengthSize)
 	dst = binary.LittleEndian.AppendUint32(dst, length)
 	if c.aead != nil {
-		// GCM encrypts from one buffer into another.
+		// Seal cannot encrypt in place here: the payload needs a buffer of its own.
 		payload := appendPayload(make([]byte, 0, int(length)-c.aead.Overhead()), r)
 		return c.aead.Seal(dst, nil, payload, c.bound(offset, length))
 	}
@@ -194,8 +193,7 @@ func appendPayload(dst []byte, r record) []byte {
 	return append(dst, r.value...)
 }
 
-// decode reads the record of a frame at the offset of the log. The frame is overwritten if
-// it is encrypted.
+// decode reads the record of a frame at the given offset of the log. It overwrites an encrypted frame.
 func (c *codec) decode(frame []byte, offset int64) (record, error) {
 	if len(frame) < c.overhead()+payloadHead || binary.LittleEndian.Uint32(frame) != uint32(len(frame)-lengthSize) {
 		return record{}, ErrDamaged
@@ -239,10 +237,10 @@ func logName(base string, generation uint64) string {
 	return fmt.Sprintf("%s.%016x.log", base, generation)
 }
 
-// temporaryName returns the name of a log until its snapshot is complete.
+// temporaryName returns the name of a log whose snapshot is not complete.
 func temporaryName(number uint64) string { return fmt.Sprintf("%016x.tmp", number) }
 
-// parseName returns what logName and temporaryName put in. A temporary file has no base.
+// parseName returns the arguments of logName or of temporaryName. A temporary file has no base.
 func parseName(name string) (base string, number uint64, ok bool) {
 	rest, ok := strings.CutSuffix(name, ".tmp")
 	if !ok {

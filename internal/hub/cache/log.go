@@ -11,18 +11,18 @@ import (
 	"time"
 )
 
-// log is an open log file. Store.mu guards its fields, except for those that do not change.
-// Only the holder of scope.io writes to the file.
+// log is an open log file. Store.mu guards its fields, except for those that never change. Only the holder of
+// scope.io writes to the file.
 type log struct {
 	name  string
 	file  file
 	codec codec
 
-	// size is the end of the last frame. Nothing was ever written there unless sealed.
+	// size is the end of the last frame. Unless the log is sealed, nothing was ever written behind it.
 	size int64
-	// sealed: bytes may be behind size, and nothing may be appended.
+	// sealed: there may be bytes behind size, and appending is not allowed.
 	sealed bool
-	// rewriteAt is the size from which the log is rewritten. It grows when that fails.
+	// rewriteAt is the size at which the log is rewritten. It grows when rewriting fails.
 	rewriteAt int64
 	// before are the names of older generations, oldest first. They are removed once this log
 	// is durable.
@@ -31,16 +31,16 @@ type log struct {
 	refs int
 }
 
-// state is the state of a scope: what its log says.
+// state is the state of a scope according to its log.
 type state struct {
 	head []byte
-	// items are sorted by id. They are copied before a change if a view has them too.
+	// items are sorted by id. If a view shares them, they are copied before a change.
 	items  []item
 	shared bool
-	// live is the size of what a rewritten log would have, apart from the heads.
+	// live is the size that a rewritten log would have, without the heads.
 	live    int64
 	written time.Time
-	// isAhead is true if the head, and written, are newer than those in the log.
+	// isAhead is true if head and written are newer than those in the log.
 	isAhead bool
 	// age of the last record, see Store.age.
 	age time.Duration
@@ -48,7 +48,7 @@ type state struct {
 	used time.Time
 }
 
-// item is where the value of an item is. There are many: it has 40 bytes.
+// item is the location of the value of an item. A store has many: an item has 40 bytes.
 type item struct {
 	id     string
 	offset int64
@@ -57,15 +57,15 @@ type item struct {
 	sum    uint64 // of the value, with the seed
 }
 
-// seed is that of sums, which are not stored.
+// seed is the seed of all sums. Sums are not stored on disk.
 var seed = maphash.MakeSeed()
 
 func newItem(r record, offset, size int64) item {
 	return item{string(r.id), offset, uint32(size), uint32(len(r.value)), maphash.Bytes(seed, r.value)}
 }
 
-// is reports whether a value is that of the item. Nobody can make two values with the same sum: the
-// seed is a secret of the process.
+// is reports whether a value is the value of the item. Clients cannot construct two values with the same sum,
+// because the seed is secret and random for each process.
 func (i *item) is(value []byte) bool {
 	return int(i.length) == len(value) && i.sum == maphash.Bytes(seed, value)
 }
@@ -74,7 +74,7 @@ func (s *state) find(id string) (int, bool) {
 	return slices.BinarySearchFunc(s.items, id, func(i item, id string) int { return cmp.Compare(i.id, id) })
 }
 
-// own makes items changeable.
+// own copies the items if a view shares them, so that they can be changed.
 func (s *state) own() {
 	if s.shared {
 		s.items, s.shared = slices.Clone(s.items), false
@@ -104,12 +104,12 @@ func (s *state) remove(id string) {
 	s.items = slices.Delete(s.items, at, at+1)
 }
 
-// read reads the value of an item, into buf if it fits. The value is at the end of what is
-// returned as buf the next time.
+// read reads the value of an item. It uses buf if the frame fits. The value is the last part of frame; pass
+// frame as buf to the next call.
 func (l *log) read(i item, buf []byte) (value, frame []byte, err error) {
 	frame = slices.Grow(buf[:0], int(i.size))[:i.size]
 	if n, err := l.file.ReadAt(frame, i.offset); err != nil && n < len(frame) {
-		if errors.Is(err, io.EOF) { // the file became shorter
+		if errors.Is(err, io.EOF) { // the file was truncated
 			err = ErrDamaged
 		}
 		return nil, frame, err
@@ -121,7 +121,7 @@ func (l *log) read(i item, buf []byte) (value, frame []byte, err error) {
 	return r.value, frame, err
 }
 
-// loader reads logs, with one buffer for all of them.
+// loader reads logs, with one buffer for all logs.
 type loader struct {
 	secrets secrets
 	buf     []byte
@@ -129,10 +129,10 @@ type loader struct {
 	file       file
 	size       int64 // of the file
 	offset     int64 // of buf[start] in the file
-	start, end int   // what is read and not yet used
+	start, end int   // the part of buf that is read and not yet used
 }
 
-// readAhead is how much a loader reads at a time.
+// readAhead is how many bytes a loader reads at a time.
 const readAhead = 256 << 10
 
 // next returns the next n bytes of the file without consuming them.
@@ -161,8 +161,8 @@ func (d *loader) skip(n int) {
 	d.offset += int64(n)
 }
 
-// load reads the longest valid prefix of a log. An error means that the prefix has no complete
-// snapshot. A log with anything behind the prefix is sealed.
+// load reads the longest valid prefix of a log. An error means that the prefix has no complete snapshot. A log
+// with bytes behind the prefix is sealed.
 func (d *loader) load(name string, f file) (_ *log, _ *state, key string, err error) {
 	if len(d.buf) < readAhead || len(d.buf) > 8*readAhead {
 		d.buf = make([]byte, readAhead)
@@ -216,7 +216,7 @@ func (d *loader) frame(c *codec) (record, int64, error) {
 	return r, size, err
 }
 
-// snapshot reads to the end of the snapshot. live is the size of what is before it.
+// snapshot reads to the end of the snapshot. live is the size of the bytes before it.
 func (d *loader) snapshot(l *log, live int64) (*state, error) {
 	var items []item
 	for {
@@ -240,8 +240,8 @@ func (d *loader) snapshot(l *log, live int64) (*state, error) {
 	}
 }
 
-// newState returns the state with items of a snapshot, in any order. Of those with the same id
-// the last one counts.
+// newState returns the state with the items of a snapshot, in any order. Of items with the same id the last one
+// counts.
 func newState(items []item, live int64) *state {
 	slices.SortStableFunc(items, func(a, b item) int { return cmp.Compare(a.id, b.id) })
 	last := items[:0]
@@ -261,11 +261,11 @@ type part struct {
 	deleted bool
 }
 
-// events applies the events after the snapshot, to the first frame that is not valid, and returns the end
-// of the last event.
+// events applies the events after the snapshot, up to the first invalid frame, and returns the end of the last
+// event.
 func (d *loader) events(l *log, s *state) (end int64) {
-	// Many events are applied to a map: an insertion into the sorted items takes time in
-	// proportion to their number.
+	// Events are applied to a map: inserting into the sorted items would take time in proportion to their
+	// number.
 	var items map[string]item
 	var parts []part // of the next event
 	fixed := s.live
@@ -323,9 +323,9 @@ type draft struct {
 	name  string
 	file  file
 	codec codec
-	buf   []byte // what is not written yet
-	done  int64  // the size of what is written
-	fixed int64  // the size of what is not items
+	buf   []byte // bytes that are not written yet
+	done  int64  // how many bytes are written
+	fixed int64  // the size of everything except items
 	items []item
 }
 
@@ -400,15 +400,15 @@ func (d *draft) end(head []byte, t times) (*log, *state, error) {
 	return &log{name: d.name, file: d.file, codec: d.codec, size: d.size()}, s, nil
 }
 
-// discard removes a draft that failed.
+// discard closes and removes a draft that failed.
 func (s *Store) discard(d *draft) {
 	_ = d.file.Close()
 	if err := s.dir.Remove(d.name); err != nil {
-		s.log.V(2).Info("A temporary file was not removed; the next start removes it", "file", d.name, "reason", err.Error())
+		s.log.V(2).Info("The next start removes a temporary file", "file", d.name, "reason", err.Error())
 	}
 }
 
-// checkSizes returns an error for what cannot be stored.
+// checkSizes returns an error for a record that is too large to be stored.
 func checkSizes(c *codec, r record) error {
 	if len(r.id) > maxText || len(r.head) > maxText {
 		return fmt.Errorf("%w: an id or a head of more than %d bytes", ErrTooLarge, maxText)

@@ -34,7 +34,7 @@ func TestStoreRecoversFromRemovedFiles(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "state", "cache")
 			logged := 0
 			log := funcr.New(func(_, args string) {
-				if strings.Contains(args, "removed while they are in use") {
+				if strings.Contains(args, "removed files of the cache") {
 					logged++
 				}
 			}, funcr.Options{})

@@ -2,27 +2,28 @@ package cache
 
 import "cmp"
 
-// Share is the part of a store that an owner may have. All scopes of an owner have the same one.
+// Share limits the part of a store that one owner may use. All scopes of an owner have the same Share.
 type Share struct {
 	// Owner is the name of the owner. It may be "".
 	Owner string
-	// MaxBytes and MaxScopes bound the logs of the owner, as Options.MaxBytes and Options.MaxScopes bound those
-	// of all. 0 is no bound but those of all.
+	// MaxBytes and MaxScopes limit the logs of the owner, as Options.MaxBytes and Options.MaxScopes limit those
+	// of all owners. 0 means that only the limits of Options apply.
 	MaxBytes  int64
 	MaxScopes int
-	// Rank tells who gives way if all owners together have too much: the ones with the lowest rank, of these the
-	// one that has the most. Scopes of rank 0 are also removed after Options.MaxIdle.
+	// Rank decides whose scopes are removed when the store exceeds its limits: those of the owner with the
+	// lowest rank; among owners of equal rank, of the one that uses the most. Scopes of rank 0 are also removed
+	// after Options.MaxIdle.
 	Rank int
 }
 
-// usage is what an owner has. It is in Store.owners while that is something.
+// usage is what an owner uses. It is in Store.owners while the owner has a scope.
 type usage struct {
 	share  Share
 	bytes  int64
 	scopes int
 }
 
-// isOver reports whether an owner has more than its share. An owner that has nothing may be nil.
+// isOver reports whether an owner exceeds its share. u may be nil for an owner without scopes.
 func (u *usage) isOver() bool {
 	return u != nil && (u.share.MaxBytes > 0 && u.bytes > u.share.MaxBytes || u.share.MaxScopes > 0 && u.scopes > u.share.MaxScopes)
 }
@@ -37,7 +38,7 @@ func (s *Store) shareOf(key string) Share {
 // RankOf returns the rank of the share of a scope.
 func (s *Store) RankOf(key string) int { return s.shareOf(key).Rank }
 
-// maxLive returns how many bytes a scope may have.
+// maxLive returns how many live bytes a scope may have.
 func (s *Store) maxLive(of Share) int64 {
 	if of.MaxBytes > 0 {
 		return min(of.MaxBytes, s.max.MaxBytes) / 2
@@ -45,7 +46,7 @@ func (s *Store) maxLive(of Share) int64 {
 	return s.max.MaxBytes / 2
 }
 
-// attachLocked gives a log to a scope that has none.
+// attachLocked attaches a log to a scope that has none.
 func (s *Store) attachLocked(sc *scope, l *log, st *state) {
 	l.refs = 1
 	sc.log, sc.state = l, st
@@ -60,7 +61,7 @@ func (s *Store) attachLocked(sc *scope, l *log, st *state) {
 	s.dirty[l] = sc
 }
 
-// detachLocked takes the log away from a scope. The caller releases it.
+// detachLocked detaches the log of a scope. The caller releases the log.
 func (s *Store) detachLocked(sc *scope) *log {
 	l := sc.log
 	delete(s.dirty, l)
@@ -74,14 +75,14 @@ func (s *Store) detachLocked(sc *scope) *log {
 	return l
 }
 
-// growLocked notes that the log of a scope has more bytes, or fewer.
+// growLocked adds to the byte counters of the store and of the owner of a scope. by may be negative.
 func (s *Store) growLocked(sc *scope, by int64) {
 	s.bytes += by
 	s.owners[sc.share.Owner].bytes += by
 }
 
-// shrinkLocked drops scopes, the ones that were used longest ago first, until an owner has no more than its
-// share, and all of them no more than the store may have. It returns what is to be removed.
+// shrinkLocked drops scopes, the least recently used first, until the owner does not exceed its share and the
+// store does not exceed its limits. It returns the garbage.
 func (s *Store) shrinkLocked(owner string) (rest []garbage) {
 	for s.owners[owner].isOver() {
 		rest = append(rest, s.dropOldestLocked(owner)...)
@@ -92,7 +93,7 @@ func (s *Store) shrinkLocked(owner string) (rest []garbage) {
 	return rest
 }
 
-// givesWayLocked returns the owner that has to give way to others.
+// givesWayLocked returns the owner whose scopes are dropped first: see Share.Rank.
 func (s *Store) givesWayLocked() string {
 	var last *usage
 	for _, u := range s.owners {
@@ -118,6 +119,6 @@ func (s *Store) dropOldestLocked(owner string) []garbage {
 			oldest = sc
 		}
 	}
-	s.log.V(2).Info("A scope is removed to keep the bounds of the cache", "bytes", oldest.log.size, "lastUsed", oldest.used)
+	s.log.V(2).Info("Removing a scope to stay within the limits of the cache", "bytes", oldest.log.size, "lastUsed", oldest.used)
 	return s.dropLocked(oldest, ErrNotFound)
 }

@@ -20,12 +20,12 @@ import (
 var (
 	// ErrNotFound: the scope, or the item, is not in the store.
 	ErrNotFound = errors.New("not found")
-	// ErrTooLarge: the scope would exceed half of Options.MaxBytes or of its Share, the frame of
-	// an item 32 MiB, a head or an id 64 KiB, or a key 4 KiB.
+	// ErrTooLarge: the scope would exceed half of Options.MaxBytes or of its Share, the frame of an item 32
+	// MiB, a head or an id 64 KiB, or a key 4 KiB.
 	ErrTooLarge = errors.New("too large to be stored")
 	// ErrSuperseded: the scope has another writer, or was removed, or a write of it failed.
 	ErrSuperseded = errors.New("the writer was superseded")
-	// ErrDamaged: what is on disk is not what was written.
+	// ErrDamaged: the data on disk is not the data that was written.
 	ErrDamaged = errors.New("the stored data is damaged")
 	// ErrReopened: no writer has continued the scope since the store was opened.
 	ErrReopened = errors.New("no writer has continued the scope since the store was opened")
@@ -36,47 +36,46 @@ var (
 )
 
 const (
-	// maxKey bounds a key, in bytes: all keys are in memory.
+	// maxKey is the most bytes of a key: all keys are in memory.
 	maxKey = 4 << 10
-	// minDead is how many dead bytes a log may have however small the scope is.
+	// minDead is how many dead bytes the log of even a small scope may have.
 	minDead = 64 << 10
-	// usedEvery is how exactly the time of the last use is known after a kill.
+	// usedEvery is the precision of the time of the last use after a kill.
 	usedEvery = time.Hour
-	// removedEvery is the least time between two messages that files were removed by others.
+	// removedEvery is the least time between two log messages about files that another process removed.
 	removedEvery = time.Minute
 )
 
 // Options of a store. A zero field means the default.
 type Options struct {
-	// MaxBytes bounds the sum of the logs. Above it, the scopes that were used longest ago are
-	// removed, of the owner that Share.Rank tells. One scope may have half of it. Until a replaced
-	// log is removed, which takes up to SyncEvery and the time of the fsync calls, the disk holds
-	// both logs. The default is 256 MiB.
+	// MaxBytes limits the sum of the sizes of the logs. Above it, the least recently used scopes of the owner
+	// with the lowest Share.Rank are removed. One scope may have half of it. Until a replaced log is removed,
+	// which takes up to SyncEvery and the time of the fsync calls, the disk holds both logs. The default is 256
+	// MiB.
 	MaxBytes int64
-	// MaxScopes bounds the number of scopes, and so of open files and of the memory for keys,
-	// like MaxBytes. The default is 4096.
+	// MaxScopes limits the number of scopes in the same way, and so the number of open files and the memory for
+	// keys. The default is 4096.
 	MaxScopes int
-	// MaxIdle is after how long without any use of one of its scopes all scopes of an owner are
-	// removed, if its Share has rank 0. Only time during which the store is open counts, so that
-	// no jump of the clock, and no time that the node was off, removes anything. The default is
-	// 30 days.
+	// MaxIdle applies to owners whose Share has rank 0: when no scope of the owner was used for this long, all
+	// its scopes are removed. Only time during which the store is open counts, so neither a jump of the clock
+	// nor time with the node switched off removes anything. The default is 30 days.
 	MaxIdle time.Duration
-	// ShareOf returns the share of the owner of a key. nil means that all scopes have one owner,
-	// with the zero Share. It must not use the store.
+	// ShareOf returns the share of the owner of a key. nil means that all scopes have one owner, with the zero
+	// Share. ShareOf must not use the store.
 	ShareOf func(key string) Share
 	// SyncEvery is the least time between two rounds of fsync. The default is 1 s.
 	SyncEvery time.Duration
-	// Key encrypts with AES-256-GCM. It has 32 bytes; nil means no encryption. Logs of another
-	// key are removed by Open.
+	// Key encrypts with AES-256-GCM. It has 32 bytes; nil means no encryption. Open removes logs that were
+	// written with another key.
 	Key []byte
 	// Now returns the wall time. The default is time.Now.
 	Now func() time.Time
-	// Panics catches those of the goroutine that makes files durable. nil catches none.
+	// Panics catches panics of the goroutine that makes files durable. nil catches none.
 	Panics *panics.Catcher
-	// Log receives what nobody is told by an error. The default discards it.
+	// Log receives errors that no caller receives. The default discards it.
 	Log logr.Logger
-	// Fail is for tests of what uses a store. It is called before each change of the disk, which fails with
-	// its error.
+	// Fail is for tests of packages that use a store. It is called before each change on disk; if it returns an
+	// error, the change fails with that error.
 	Fail func(op string) error
 }
 
@@ -86,12 +85,13 @@ type Store struct {
 	dir       directory
 	secrets   secrets
 	log       logr.Logger
-	wake      chan struct{} // something has to be made durable
+	wake      chan struct{} // there are changes to make durable
 	stop      chan struct{}
 	done      chan struct{} // closed by the background goroutine
 	usedEvery time.Duration
 
-	// calls counts the calls that use files, for Close. It grows under mu while not closed.
+	// calls counts the calls that use files; Close waits for them. It is increased under mu, and not after
+	// closed is set.
 	calls sync.WaitGroup
 
 	// mu guards everything below, and the fields of scopes, logs, states and writers.
@@ -101,24 +101,23 @@ type Store struct {
 	owners map[string]*usage
 	bytes  int64  // the sum of the sizes of the logs
 	logs   int    // their number
-	last   uint64 // number of the newest file
+	last   uint64 // the number of the newest file
 
-	// age is for how long this directory was open in a store, in all. No two uses have the same
-	// one, so that it also tells their order. Records have it, so that it continues when the
-	// store is opened again.
+	// age is the total time during which a store had this directory open. No two uses have the same age, so it
+	// also orders them. Records contain it, so that it continues when the store is opened again.
 	age  time.Duration
 	asOf time.Time // when age was computed
 
-	// dirty has the logs with contents that are not durable, renamed whether the names of files
-	// are not, and garbage what the next round of fsync removes.
+	// dirty has the logs with contents that are not durable; renamed is whether file names are not durable;
+	// garbage is removed by the next round of fsync.
 	dirty   map[*log]*scope
 	renamed bool
 	garbage []garbage
 	// next is the next round of fsync.
 	next *round
-	// unsynced is the last failure to make names durable, which is logged once.
+	// unsynced is the last error of making names durable; it is logged once.
 	unsynced error
-	// removed is when a file was last found to be removed by others.
+	// removed is when the store last found that another process had removed one of its files.
 	removed time.Time
 }
 
@@ -134,16 +133,15 @@ type scope struct {
 	log    *log // nil: the scope has no state
 	state  *state
 	writer *Writer
-	// stale is why the state may be older than the last event.
+	// stale is the reason why the state may be older than the last event.
 	stale error
 
 	used    time.Time     // the wall time at the last use
-	usedAge time.Duration // Store.age then
+	usedAge time.Duration // Store.age at the last use
 }
 
-// garbage is what remains of a dropped or replaced log: files that are to be removed in this
-// order, so that no older generation is left without the newer one, and a log whose reference
-// is to be released.
+// garbage is the rest of a dropped or replaced log: files to remove in this order, so that an older generation
+// never remains without the newer one, and a log whose reference is to be released.
 type garbage struct {
 	names []string
 	log   *log // or nil
@@ -155,8 +153,8 @@ type times struct {
 	age  time.Duration
 }
 
-// Open opens the store in a directory, which it creates if it is missing and whose permissions
-// it sets to 0700. It removes what is left of incomplete snapshots and what cannot be read.
+// Open opens the store in a directory. It creates the directory if it is missing and sets its permissions to
+// 0700. It removes incomplete snapshots and files that cannot be read.
 func Open(path string, o Options) (*Store, error) {
 	sec, err := newSecrets(o.Key)
 	if err != nil {
@@ -203,7 +201,7 @@ func open(dir directory, secrets secrets, o Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listing the files: %w", err)
 	}
-	// A process that was killed may have made neither files nor names durable.
+	// A process that was killed may have left files and names that are not durable.
 	s.renamed = true
 	s.poke()
 	if err := s.load(names); err != nil {
@@ -247,7 +245,7 @@ func (s *Store) load(names []string) error {
 		return cmp.Or(cmp.Compare(a.base, b.base), cmp.Compare(b.number, a.number))
 	})
 	d := &loader{secrets: s.secrets}
-	var found *scope // of the base before
+	var found *scope // the scope of the previous base
 	var base string
 	for _, f := range files {
 		if f.base == base && found != nil {
@@ -262,7 +260,7 @@ func (s *Store) load(names []string) error {
 		base = f.base
 	}
 	if len(files) > 0 && len(s.scopes) == 0 {
-		s.log.Info("Nothing in the cache can be read, for example because the encryption key is another one: the cache is begun anew", "files", len(files))
+		s.log.Info("No file in the cache can be read, for example because the encryption key has changed: starting with an empty cache", "files", len(files))
 	}
 	for _, sc := range s.scopes {
 		s.age = max(s.age, sc.usedAge)
@@ -270,7 +268,8 @@ func (s *Store) load(names []string) error {
 	return nil
 }
 
-// loadOne reads a log, and removes it if it has no state. An error says nothing of the log.
+// loadOne reads a log, and removes it if it has no state. It returns an error only for failures that are not
+// the fault of the log.
 func (s *Store) loadOne(d *loader, name, base string) (*scope, error) {
 	var l *log
 	var st *state
@@ -291,7 +290,7 @@ func (s *Store) loadOne(d *loader, name, base string) (*scope, error) {
 		}
 	}
 	if err != nil {
-		s.log.Info("A stored scope cannot be read and is removed", "file", name, "reason", err.Error())
+		s.log.Info("Removing a stored scope that cannot be read", "file", name, "reason", err.Error())
 		s.remove([]garbage{{names: []string{name}}})
 		return nil, nil
 	}
@@ -301,8 +300,8 @@ func (s *Store) loadOne(d *loader, name, base string) (*scope, error) {
 	return sc, nil
 }
 
-// Close makes everything durable and ends the store. Writers and snapshots return ErrClosed
-// from then on; views stay readable. It waits for the calls in progress, and for the disk.
+// Close makes everything durable and ends the store. Afterwards writers and snapshots return ErrClosed; views
+// stay readable. Close waits for the calls in progress, and for the disk.
 func (s *Store) Close() error {
 	s.saveUses(min(time.Minute, s.usedEvery))
 	s.mu.Lock()
@@ -315,7 +314,7 @@ func (s *Store) Close() error {
 	s.calls.Wait()
 	close(s.stop)
 	<-s.done
-	// Once more for the names of the logs that the first round removes.
+	// The second round makes durable that the first one removed replaced logs.
 	err := cmp.Or(s.sync(), s.sync())
 	s.closeFiles()
 	if err2 := s.dir.Close(); err == nil {
@@ -341,7 +340,7 @@ func (s *Store) closeFiles() {
 	}
 }
 
-// begin begins a call that uses files, which end ends.
+// begin marks the start of a call that uses files; end marks its end.
 func (s *Store) begin() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -354,7 +353,7 @@ func (s *Store) begin() error {
 
 func (s *Store) end() { s.calls.Done() }
 
-// number returns a number for a file that no other file has.
+// number returns a number that no other file has.
 func (s *Store) number() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -368,7 +367,7 @@ func (s *Store) now() times {
 	return s.nowLocked()
 }
 
-// nowLocked returns the wall time, and an age after all others.
+// nowLocked returns the wall time, and an age greater than all earlier ones.
 func (s *Store) nowLocked() times {
 	now := s.max.Now()
 	s.age += max(1, now.Sub(s.asOf))
@@ -376,13 +375,12 @@ func (s *Store) nowLocked() times {
 	return times{now.Round(0), s.age}
 }
 
-// touchLocked notes that a scope is used.
+// touchLocked records that a scope is used.
 func (s *Store) touchLocked(sc *scope, t times) {
 	sc.used, sc.usedAge = t.wall, t.age
 }
 
-// View returns the present state of a scope, and counts as a use of it. It does not wait for
-// the disk.
+// View returns the current state of a scope, and counts as a use of it. It does not wait for the disk.
 func (s *Store) View(key string) (*View, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -393,7 +391,7 @@ func (s *Store) View(key string) (*View, error) {
 	return v, err
 }
 
-// Peek is View, but does not count as a use.
+// Peek is like View, but does not count as a use.
 func (s *Store) Peek(key string) (*View, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -428,11 +426,11 @@ type Scope struct {
 	Bytes int64 // the size of the log
 	// Written is when the state was written, Used when the scope was last read or written.
 	Written, Used time.Time
-	// Stale is as View.Stale.
+	// Stale is the same as View.Stale.
 	Stale error
 }
 
-// Scopes lists the scopes, the one used longest ago first. It does not wait for the disk.
+// Scopes lists the scopes, the least recently used first. It does not wait for the disk.
 func (s *Store) Scopes() []Scope {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -458,13 +456,13 @@ func (s *Store) Scopes() []Scope {
 func (s *Store) Written() (bytes, syncs int64) {
 	d, ok := s.dir.(*osDirectory)
 	if !ok {
-		return 0, 0 // of a test
+		return 0, 0 // a directory of a test
 	}
 	return d.written.bytes.Load(), d.written.syncs.Load()
 }
 
-// Remove removes a scope, if it is there, and ends its writer. After an error the scope is not
-// served any more, and its file is removed later or by the next Open.
+// Remove removes a scope, if it exists, and ends its writer. After an error the store does not return the scope
+// any more; its file is removed later or by the next Open.
 func (s *Store) Remove(key string) error {
 	if err := s.begin(); err != nil {
 		return err
@@ -483,7 +481,7 @@ func (s *Store) Remove(key string) error {
 	return nil
 }
 
-// Replace makes the items the state of a scope, as Snapshot, Add and Commit do.
+// Replace makes the items the state of a scope, like Snapshot, Add and Commit together.
 func (s *Store) Replace(key string, head []byte, items iter.Seq2[string, []byte]) (*Writer, error) {
 	n, err := s.Snapshot(key)
 	if err != nil {
@@ -498,7 +496,7 @@ func (s *Store) Replace(key string, head []byte, items iter.Seq2[string, []byte]
 	return n.Commit(head)
 }
 
-// dropLocked takes the state away from a scope. It returns what is to be removed.
+// dropLocked removes the state of a scope. It returns the garbage.
 func (s *Store) dropLocked(sc *scope, cause error) []garbage {
 	s.endWriterLocked(sc, cause)
 	if sc.log == nil {
@@ -511,21 +509,21 @@ func (s *Store) dropLocked(sc *scope, cause error) []garbage {
 	return []garbage{rest}
 }
 
-// forgetLocked removes a scope that has no state, unless a Commit is about to give it one.
+// forgetLocked removes a scope that has no state, unless a Commit in progress will give it one.
 func (s *Store) forgetLocked(sc *scope) {
 	if sc.log == nil && sc.pins == 0 && s.scopes[sc.key] == sc {
 		delete(s.scopes, sc.key)
 	}
 }
 
-// release releases a reference of a log, and closes it after the last one.
+// release releases a reference of a log, and closes the log after the last reference.
 func (s *Store) release(l *log) {
 	s.mu.Lock()
 	l.refs--
 	last := l.refs == 0
 	s.mu.Unlock()
 	if last {
-		// It is durable, or not needed any more: an error has no consequence.
+		// The log is durable or no longer needed, so an error of Close does not matter.
 		_ = l.file.Close()
 	}
 }
@@ -538,7 +536,7 @@ func (s *Store) endWriterLocked(sc *scope, cause error) {
 	}
 }
 
-// failLocked ends the writer of a scope after a write that is missing in its state.
+// failLocked ends the writer of a scope after a failed write, so that the state lacks that write.
 func (s *Store) failLocked(sc *scope, cause error) {
 	s.endWriterLocked(sc, cause)
 	if sc.log != nil {
@@ -546,7 +544,7 @@ func (s *Store) failLocked(sc *scope, cause error) {
 	}
 }
 
-// unlink removes garbage. What fails is tried again in the background.
+// unlink removes garbage. The background goroutine retries what failed.
 func (s *Store) unlink(list []garbage) error {
 	var errs []error
 	var failed []garbage
@@ -571,10 +569,10 @@ func (s *Store) unlink(list []garbage) error {
 	return errors.Join(errs...)
 }
 
-// remove is unlink for callers whose own work is done.
+// remove is unlink for callers that do not depend on its success.
 func (s *Store) remove(list []garbage) {
 	if err := s.unlink(list); err != nil {
-		s.log.Info("Files of removed scopes are still there; they are removed later", "reason", err.Error())
+		s.log.Info("Files of removed scopes could not be removed; retrying later", "reason", err.Error())
 	}
 }
 

@@ -31,11 +31,11 @@ func (s *Store) run() {
 			return
 		case <-timer.C:
 		}
-		_ = s.sync() // it is logged
+		_ = s.sync() // sync logs its errors
 	}
 }
 
-// round is one round of fsync calls. done is closed when it has ended, with err.
+// round is one round of fsync calls. When it has ended, err is set and done is closed.
 type round struct {
 	done chan struct{}
 	err  error
@@ -43,9 +43,8 @@ type round struct {
 
 func newRound() *round { return &round{done: make(chan struct{})} }
 
-// Flush waits until everything that was written before is durable, with the next round of fsync,
-// which all callers share. After an error some of it may be lost with a loss of power, also what
-// another writer wrote.
+// Flush waits until all earlier writes are durable. All callers share the next round of fsync. After an error,
+// a power failure may lose some of these writes, including those of other writers.
 func (w *Writer) Flush(ctx context.Context) error {
 	s := w.store
 	s.mu.Lock()
@@ -63,11 +62,11 @@ func (w *Writer) Flush(ctx context.Context) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return cmp.Or(next.err, w.ended) // a round before may have failed, which ends the writer
+	return cmp.Or(next.err, w.ended) // an earlier round may have failed, which ends the writer
 }
 
-// sync makes everything that was written before durable, and then removes the logs that were
-// replaced. It runs in one goroutine at a time.
+// sync makes all earlier writes durable, and then removes the logs that were replaced. It runs in one goroutine
+// at a time.
 func (s *Store) sync() error {
 	s.mu.Lock()
 	this := s.next
@@ -92,7 +91,7 @@ func (s *Store) syncAll() error {
 	for l, sc := range dirty {
 		failed := l.file.Sync()
 		if errors.Is(failed, errRemoved) && !s.hasLog(sc, l) {
-			failed = nil // it was replaced meanwhile, and removed by the store itself
+			failed = nil // the store itself replaced and removed it meanwhile
 		}
 		if failed != nil {
 			err = errors.Join(err, failed)
@@ -104,12 +103,12 @@ func (s *Store) syncAll() error {
 	if renamed {
 		failed := s.dir.Sync()
 		if errors.Is(failed, syscall.EINVAL) || errors.Is(failed, errors.ErrUnsupported) {
-			failed = nil // the file system has no such call
+			failed = nil // the file system does not support it
 		}
 		err = errors.Join(err, failed)
 		if s.namesFailed(failed) {
 			s.mu.Lock()
-			// Once more, before anything that these logs replace is removed.
+			// Try again before the logs that these logs replace are removed.
 			s.renamed = true
 			for l, sc := range dirty {
 				if sc.log == l {
@@ -136,30 +135,30 @@ func (s *Store) syncAll() error {
 	return errors.Join(err, s.unlink(replaced))
 }
 
-// hasLog reports whether a scope still has a log.
+// hasLog reports whether a scope still uses a log.
 func (s *Store) hasLog(sc *scope, l *log) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return sc.log == l
 }
 
-// Removed returns when it was last noticed that others have removed files of the store; zero if never.
+// Removed returns when the store last found that another process had removed its files; zero if never.
 func (s *Store) Removed() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.removed
 }
 
-// syncFailed marks a scope whose contents may be lost: the kernel does not try again, and the
-// next fsync would succeed.
+// syncFailed marks a scope whose contents may be lost: the kernel does not retry, and the next fsync would
+// succeed without them.
 func (s *Store) syncFailed(sc *scope, l *log, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch now := s.max.Now(); {
 	case !errors.Is(err, errRemoved):
-		s.log.Error(err, "A scope could not be made durable", "file", l.name)
+		s.log.Error(err, "Making a scope durable failed", "file", l.name)
 	case now.Sub(s.removed).Abs() > removedEvery:
-		s.log.Error(err, "Files were removed while they are in use; what they had is kept again once it changes")
+		s.log.Error(err, "Another process removed files of the cache that are in use; a scope is stored again when it changes")
 		fallthrough
 	default:
 		s.removed = now
@@ -170,18 +169,18 @@ func (s *Store) syncFailed(sc *scope, l *log, err error) {
 	}
 }
 
-// namesFailed notes whether names could be made durable, and logs a change.
+// namesFailed records the result of making names durable, and logs the first failure.
 func (s *Store) namesFailed(err error) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil && s.unsynced == nil {
-		s.log.Error(err, "The names of files could not be made durable")
+		s.log.Error(err, "Making file names durable failed")
 	}
 	s.unsynced = err
 	return err != nil
 }
 
-// removeIdle removes the scopes of owners of which none was used for too long.
+// removeIdle removes the scopes of owners that used none of their scopes for Options.MaxIdle.
 func (s *Store) removeIdle() {
 	s.mu.Lock()
 	now := s.nowLocked()
@@ -192,7 +191,7 @@ func (s *Store) removeIdle() {
 	var rest []garbage
 	for _, sc := range s.scopes {
 		if sc.log != nil && sc.share.Rank == 0 && now.age-newest[sc.share.Owner] > s.max.MaxIdle {
-			s.log.V(2).Info("A scope is removed because it was not used", "lastUsed", sc.used)
+			s.log.V(2).Info("Removing a scope that was not used", "lastUsed", sc.used)
 			rest = append(rest, s.dropLocked(sc, ErrNotFound)...)
 		}
 	}
@@ -203,9 +202,8 @@ func (s *Store) removeIdle() {
 	}
 }
 
-// saveUses writes when scopes were used, where the log is behind by the given time or more, and heads that
-// are not in the log.
-// Scopes that are being written, or that cannot be, are left out.
+// saveUses writes the time of the last use of each scope whose log is behind by the given time or more, and
+// heads that are not in the log. It skips scopes that are being written or cannot be written.
 func (s *Store) saveUses(behind time.Duration) {
 	if s.begin() != nil {
 		return
@@ -239,7 +237,7 @@ func (s *Store) saveUse(sc *scope) {
 	if !usable {
 		return
 	}
-	// If this fails, the state is still complete, and the next event goes to a new log.
+	// If this fails, the state is still complete, and the next event is written to a new log.
 	if err := s.appendTo(sc, l, r); err != nil {
 		s.log.V(2).Info("The time of the last use was not written", "reason", err.Error())
 	}

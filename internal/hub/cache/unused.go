@@ -9,8 +9,8 @@ import (
 	"syscall"
 )
 
-// RemoveUnused removes the directory of a store whose process was killed. It returns ErrLocked if a store
-// uses it, and removes no directory with a file that is not one of a store.
+// RemoveUnused removes the directory of a store whose process was killed. It returns ErrLocked if a store uses
+// the directory. It does not remove a directory that contains a file which is not part of a store.
 func RemoveUnused(path string) error {
 	entries, err := os.ReadDir(path)
 	if err != nil {
@@ -18,7 +18,7 @@ func RemoveUnused(path string) error {
 	}
 	for _, e := range entries {
 		if _, _, ok := parseName(e.Name()); !e.Type().IsRegular() || !ok && e.Name() != lockName {
-			return fmt.Errorf("removing a cache: %s has a file of others, %q", path, e.Name())
+			return fmt.Errorf("removing a cache: %s contains the file %q, which is not part of a cache", path, e.Name())
 		}
 	}
 	lock, err := os.Open(filepath.Join(path, lockName))
@@ -29,7 +29,7 @@ func RemoveUnused(path string) error {
 	if errors.Is(err, syscall.EWOULDBLOCK) {
 		return ErrLocked
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) { // it may have been killed before it made the lock
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // it may have been killed before it created the lock
 		return fmt.Errorf("removing a cache: %w", err)
 	}
 	for _, e := range entries {

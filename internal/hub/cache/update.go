@@ -7,14 +7,14 @@ import (
 	"iter"
 )
 
-// difference is what makes one state another one.
+// difference is the changes that lead from one state to another.
 type difference struct {
 	records []record // without the head
 	bytes   int64    // of their frames
 }
 
-// Update makes the items the state of a scope, as Replace does. It writes only what differs from the
-// present state, if that is little. items may be read twice.
+// Update makes the items the state of a scope, like Replace. If they differ little from the current state, it
+// writes only the difference. items may be read twice.
 func (s *Store) Update(key string, head []byte, items iter.Seq2[string, []byte]) (*Writer, error) {
 	w, err := s.update(key, head, items)
 	if errors.Is(err, errOther) {
@@ -41,8 +41,8 @@ func (s *Store) Has(key string, head []byte, id string, value []byte) bool {
 	return true
 }
 
-// errOther means that there is no state which a few changes make the new one.
-var errOther = errors.New("the state is another one")
+// errOther means that the scope has no state from which a small difference leads to the new one.
+var errOther = errors.New("the difference from the current state is too large")
 
 func (s *Store) update(key string, head []byte, items iter.Seq2[string, []byte]) (*Writer, error) {
 	if err := s.begin(); err != nil {
@@ -51,7 +51,7 @@ func (s *Store) update(key string, head []byte, items iter.Seq2[string, []byte])
 	defer s.end()
 	sc := s.pin(key)
 	defer s.unpin(sc)
-	sc.io.Lock() // the state stays the same, unless the scope is removed
+	sc.io.Lock() // the state does not change, unless the scope is removed
 	defer sc.io.Unlock()
 	s.mu.Lock()
 	l, st := sc.log, sc.state
@@ -63,7 +63,7 @@ func (s *Store) update(key string, head []byte, items iter.Seq2[string, []byte])
 	present, live := st.items, st.live
 	s.mu.Unlock()
 
-	// What is little enough to be dead may always be appended: a new file takes longer.
+	// A difference within the limit for dead bytes may always be appended: writing a new file takes longer.
 	most := min(max(live/2, minDead/2), s.maxLive(sc.share)-live)
 	d, ok := differenceTo(&l.codec, present, items, most)
 	if !ok {
@@ -86,10 +86,11 @@ func (s *Store) update(key string, head []byte, items iter.Seq2[string, []byte])
 	return w, nil
 }
 
-// differenceTo returns what makes present items other ones, and false if that has more bytes than most.
+// differenceTo returns the difference from the present items to the given ones, and false if it exceeds most
+// bytes.
 func differenceTo(codec *codec, present []item, items iter.Seq2[string, []byte], most int64) (d difference, ok bool) {
 	has := make([]bool, len(present))
-	next := 0 // the items mostly have the same order
+	next := 0 // the items mostly have the same order as present
 	add := func(r record) bool {
 		d.records = append(d.records, r)
 		d.bytes += codec.size(r)
@@ -103,7 +104,7 @@ func differenceTo(codec *codec, present []item, items iter.Seq2[string, []byte],
 			at, found = before.find(id)
 		}
 		if found && has[at] || fresh[id] {
-			return d, false // twice: the later one counts
+			return d, false // the id is there twice: the later item counts
 		}
 		if found {
 			next, has[at] = at+1, true
@@ -125,7 +126,7 @@ func differenceTo(codec *codec, present []item, items iter.Seq2[string, []byte],
 	return d, true
 }
 
-// event returns the records of a difference as one event, which has a head.
+// event returns the records of a difference as one event with a head.
 func (d *difference) event(head []byte) []record {
 	if len(d.records) == 0 {
 		return []record{{kind: kindHead, head: head}}

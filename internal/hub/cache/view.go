@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// View is one state of a scope, which later writes, Store.Remove and Store.Close do not change.
-// It holds a file open until it is closed. It is safe for concurrent use, except for Close.
+// View is one state of a scope. Later writes, Store.Remove and Store.Close do not change it. It holds a file
+// open until it is closed. It is safe for concurrent use, except for Close.
 type View struct {
 	store   *Store
 	scope   *scope
@@ -36,14 +36,13 @@ func (v *View) Size(i int) int { return int(v.items[i].length) }
 // Written returns the wall time at which the state was written.
 func (v *View) Written() time.Time { return v.written }
 
-// Stale returns nil if, when the view was taken, a writer of this process had continued the
-// scope and none of its writes had failed, and otherwise why the state may be older than the
-// last event.
+// Stale returns nil if, when the view was taken, a writer of this process had continued the scope and none of
+// its writes had failed. Otherwise it returns why the state may be older than the last event.
 func (v *View) Stale() error { return v.stale }
 
-// Value reads the value of the i-th item from disk. If buf is large enough, the value is in
-// it. Pass the value of one call as buf of the next one to read many items with little garbage.
-// A value that was damaged on disk is an error, and the scope is then removed.
+// Value reads the value of the i-th item from disk, into buf if buf is large enough. To read many items with
+// little garbage, pass the value of one call as buf of the next one. If the value was damaged on disk, Value
+// returns an error and removes the scope.
 func (v *View) Value(i int, buf []byte) ([]byte, error) {
 	if v.closed {
 		return nil, errors.New("the view is closed")
@@ -55,7 +54,7 @@ func (v *View) Value(i int, buf []byte) ([]byte, error) {
 		}
 		return nil, fmt.Errorf("reading an item: %w", err)
 	}
-	// To the front of the buffer, so that all of it can be used again.
+	// Moved to the front of the buffer, so that the caller can reuse all of it.
 	return frame[:copy(frame, value)], nil
 }
 
@@ -68,7 +67,7 @@ func (v *View) Get(id string) ([]byte, error) {
 	return v.Value(i, nil)
 }
 
-// damaged drops the scope if it still has the log of the view.
+// damaged drops the scope if it still uses the log of the view.
 func (v *View) damaged() {
 	s := v.store
 	if s.begin() != nil {
@@ -78,7 +77,7 @@ func (v *View) damaged() {
 	var rest []garbage
 	s.mu.Lock()
 	if v.scope.log == v.log {
-		s.log.Info("A stored scope is damaged and is removed", "file", v.log.name)
+		s.log.Info("Removing a stored scope that is damaged", "file", v.log.name)
 		rest = s.dropLocked(v.scope, ErrDamaged)
 	}
 	s.mu.Unlock()

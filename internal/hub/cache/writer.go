@@ -5,9 +5,8 @@ import (
 	"fmt"
 )
 
-// Snapshot is a state of a scope that is being written. It is not for concurrent use, and must
-// be ended with Commit or Abort. Several snapshots of one scope may be written at a time: the
-// last Commit counts.
+// Snapshot is a state of a scope that is being written. It is not safe for concurrent use, and must be ended
+// with Commit or Abort. Several snapshots of one scope may be written at a time: the last Commit counts.
 type Snapshot struct {
 	store *Store
 	key   string
@@ -16,8 +15,8 @@ type Snapshot struct {
 	err   error // of the first call that failed
 }
 
-// Snapshot begins a snapshot of a scope. Nothing of it can be seen before Commit, and nothing
-// waits for it. If it fails, other than by Abort, the state of the scope becomes stale.
+// Snapshot begins a snapshot of a scope. It is not visible before Commit, and no other call waits for it. If it
+// fails, other than by Abort, the state of the scope becomes stale.
 func (s *Store) Snapshot(key string) (*Snapshot, error) {
 	if err := s.begin(); err != nil {
 		return nil, err
@@ -68,8 +67,8 @@ func (n *Snapshot) check(r record) error {
 	return n.store.checkLive(n.share, n.draft.size()+n.draft.codec.size(r))
 }
 
-// checkLive returns an error if a scope has too many live bytes. A log has less than twice as
-// many bytes as are live, or is rewritten, so that it stays below twice this bound.
+// checkLive returns an error if a scope has too many live bytes. A log is rewritten before it exceeds twice
+// this limit.
 func (s *Store) checkLive(of Share, live int64) error {
 	if most := s.maxLive(of); live > most {
 		return fmt.Errorf("%w: the scope would have more than %d bytes", ErrTooLarge, most)
@@ -77,7 +76,7 @@ func (s *Store) checkLive(of Share, live int64) error {
 	return nil
 }
 
-// Commit makes the snapshot the state of the scope, and supersedes its writer. It does not wait
+// Commit makes the snapshot the state of the scope, and supersedes the writer of the scope. It does not wait
 // until the snapshot is durable.
 func (n *Snapshot) Commit(head []byte) (*Writer, error) {
 	if n.draft == nil {
@@ -118,7 +117,7 @@ func (n *Snapshot) Commit(head []byte) (*Writer, error) {
 	return w, nil
 }
 
-// Abort drops the snapshot. After Commit it does nothing.
+// Abort discards the snapshot. After Commit it does nothing.
 func (n *Snapshot) Abort() {
 	if n.draft != nil {
 		n.store.discard(n.draft)
@@ -126,7 +125,7 @@ func (n *Snapshot) Abort() {
 	}
 }
 
-// fail drops the snapshot and marks the scope.
+// fail discards the snapshot and marks the scope as stale.
 func (n *Snapshot) fail(doing string, err error) error {
 	n.err = fmt.Errorf("%s: %w", doing, err)
 	if n.draft != nil {
@@ -167,8 +166,8 @@ func (s *Store) unpin(sc *scope) {
 	s.forgetLocked(sc)
 }
 
-// name makes a complete draft the next generation. The caller holds scope.io, so that newer
-// states have newer generations.
+// name renames a complete draft to the next generation. The caller holds scope.io, so that newer states have
+// newer generations.
 func (s *Store) name(sc *scope, l *log) error {
 	name := logName(s.secrets.base(sc.key), s.number())
 	if err := s.dir.Rename(l.name, name); err != nil {
@@ -178,8 +177,8 @@ func (s *Store) name(sc *scope, l *log) error {
 	return nil
 }
 
-// installLocked gives a scope a new log. The files before it stay until it is durable. It
-// returns what is to be released.
+// installLocked gives a scope a new log. The files of the previous log stay until the new one is durable. It
+// returns the garbage.
 func (s *Store) installLocked(sc *scope, l *log, st *state) (rest []garbage) {
 	if sc.log != nil {
 		old := s.detachLocked(sc)
@@ -192,19 +191,18 @@ func (s *Store) installLocked(sc *scope, l *log, st *state) (rest []garbage) {
 	return rest
 }
 
-// Writer continues a state with events. A scope has at most one writer: the one of the last
-// Commit, Replace or Resume. So the events of an old watch never reach a state that came after
-// it. A writer whose call fails has ended. It is safe for concurrent use, and the caller
-// decides the order of its events.
+// Writer continues a state with events. A scope has at most one writer, the one of the last Commit, Replace or
+// Resume: the events of an old watch never reach a later state. A failed call ends the writer. It is safe for
+// concurrent use; the caller decides the order of its events.
 type Writer struct {
 	store *Store
 	scope *scope
-	ended error // why; guarded by Store.mu
+	ended error // the reason; guarded by Store.mu
 }
 
-// Resume returns the writer that continues the present state of a scope, and the head of that
-// state: events after it must follow. It supersedes the writer before, also one that failed,
-// and the state is then not stale. The head must not be changed.
+// Resume returns the writer that continues the current state of a scope, and the head of that state: write the
+// events after this head. It supersedes the previous writer, even a failed one, and the state is then not
+// stale. The head must not be changed.
 func (s *Store) Resume(key string) (w *Writer, head []byte, err error) {
 	if err := s.begin(); err != nil {
 		return nil, nil, err
@@ -212,7 +210,7 @@ func (s *Store) Resume(key string) (w *Writer, head []byte, err error) {
 	defer s.end()
 	sc := s.pin(key)
 	defer s.unpin(sc)
-	// A write in progress must not come after the head.
+	// A write in progress must not follow the returned head.
 	sc.io.Lock()
 	defer sc.io.Unlock()
 	s.mu.Lock()
@@ -227,25 +225,25 @@ func (s *Store) Resume(key string) (w *Writer, head []byte, err error) {
 	return w, sc.state.head, nil
 }
 
-// Put stores an item and the head after it.
+// Put stores an item and the new head.
 func (w *Writer) Put(id string, value, head []byte) error {
 	return w.write(record{kind: kindPut, id: []byte(id), value: value, head: head})
 }
 
-// Delete deletes an item, if it is there, and stores the head after it.
+// Delete deletes an item, if it exists, and stores the new head.
 func (w *Writer) Delete(id string, head []byte) error {
 	return w.write(record{kind: kindDelete, id: []byte(id), head: head})
 }
 
-// Advance sets the head, without an item. It reaches the disk with the next event, within an hour of use, or by
-// Close: after a kill, the scope may have the head of its last event.
+// Advance sets the head, without an item. The head reaches the disk with the next event, within an hour of use,
+// or by Close: after a kill, the scope may have the head of its last event.
 func (w *Writer) Advance(head []byte) error {
 	s, sc := w.store, w.scope
 	if err := s.begin(); err != nil {
 		return err
 	}
 	defer s.end()
-	sc.io.Lock() // a log that is being rewritten has the head of before
+	sc.io.Lock() // a rewrite in progress writes the previous head
 	defer sc.io.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -275,7 +273,7 @@ func (w *Writer) write(r record) error {
 		err = fmt.Errorf("writing an event: %w", err)
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if w.ended != nil { // also if it ended during the write
+		if w.ended != nil { // it may have ended during the write
 			if errors.Is(w.ended, ErrSuperseded) {
 				return w.ended
 			}
@@ -287,11 +285,11 @@ func (w *Writer) write(r record) error {
 	return nil
 }
 
-// errEnded is returned by append when write has to return Writer.ended.
+// errEnded is returned by append when write must return Writer.ended.
 var errEnded = errors.New("the writer has ended")
 
-// append writes the records of an event to the log and applies them. The caller holds scope.io, and has
-// checked the size of the scope if there are several.
+// append writes the records of an event to the log and applies them. The caller holds scope.io. If there are
+// several records, the caller has checked the size of the scope.
 func (w *Writer) append(event ...record) error {
 	s, sc := w.store, w.scope
 	s.mu.Lock()
@@ -314,7 +312,7 @@ func (w *Writer) append(event ...record) error {
 		r.wall, r.age = t.wall, t.age
 	}
 	if len(event) == 1 && event[0].kind == kindPut {
-		// Without what a present item of this id frees: it does not have to be exact.
+		// This sum ignores the bytes that replacing an existing item frees; replaces checks them.
 		if err := s.checkLive(sc.share, live+frames); err != nil && !w.replaces(string(event[0].id), frames) {
 			return err
 		}
@@ -343,13 +341,13 @@ func (w *Writer) append(event ...record) error {
 	}
 	if dead {
 		if err := s.rewrite(sc); err != nil {
-			s.log.Info("A log was not rewritten; it is tried again when the log has grown", "reason", err.Error())
+			s.log.Info("Rewriting a log failed; retrying when the log has grown", "reason", err.Error())
 		}
 	}
 	return nil
 }
 
-// replaces reports whether the scope is small enough with a new value of an item.
+// replaces reports whether the scope stays small enough when an item gets a new value.
 func (w *Writer) replaces(id string, frame int64) bool {
 	w.store.mu.Lock()
 	defer w.store.mu.Unlock()
@@ -361,8 +359,8 @@ func (w *Writer) replaces(id string, frame int64) bool {
 	return found && w.store.checkLive(w.scope.share, st.live+frame-int64(st.items[at].size)) == nil
 }
 
-// appendTo writes records at the end of a log, and applies them if the scope still has that
-// log. The caller holds scope.io.
+// appendTo writes records at the end of a log, and applies them if the scope still uses that log. The caller
+// holds scope.io.
 func (s *Store) appendTo(sc *scope, l *log, event ...record) error {
 	s.mu.Lock()
 	offset := l.size
@@ -384,7 +382,7 @@ func (s *Store) appendTo(sc *scope, l *log, event ...record) error {
 	return err
 }
 
-// apply applies records that were written to a log, or not.
+// apply applies records after an attempt to write them to a log; failed is the error of that write.
 func (s *Store) apply(sc *scope, l *log, event []record, offset int64, failed error) ([]garbage, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -439,8 +437,7 @@ func (s *Store) rewrite(sc *scope) error {
 	return err
 }
 
-// rewritten puts a rewritten log in the place of the one before, unless that failed or the
-// scope was removed meanwhile.
+// rewritten replaces a log by the rewritten one, unless rewriting failed or the scope was removed meanwhile.
 func (s *Store) rewritten(sc *scope, l, next *log, st *state, failed error) ([]garbage, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

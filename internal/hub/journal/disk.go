@@ -10,33 +10,34 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
 )
 
-// disk has the entries after a restart. What a call has written is durable when it returns.
+// disk stores the entries for the next start. When a call returns, its changes are durable.
 type disk interface {
-	// write adds entries, and then removes some.
+	// write adds entries, and then removes others.
 	write(added []Entry, removed []uint64) error
-	// writeAll writes all entries anew.
+	// writeAll rewrites all entries.
 	writeAll(entries []Entry) error
 	close() error
 }
 
 const (
-	// key is that of the only scope of the store.
+	// key is the key of the only scope of the store.
 	key = "journal"
-	// forever is after how long the store removes a scope that nobody uses.
+	// forever is the value of cache.Options.MaxIdle that never removes the scope.
 	forever = 1 << 62
-	// perByte is how many times the size of all entries the store may have: half of it is for one scope,
-	// and a body takes a third more in JSON.
+	// perByte is the size limit of the store in relation to the limit for all entries: one scope may have half
+	// of the store, and a body is a third longer in JSON.
 	perByte = 8
 )
 
-// storeDisk keeps entries as the items of a scope of a store of package cache, which stays whole
-// whatever is cut off or damaged.
+// storeDisk stores entries as the items of a scope of package cache. The scope stays consistent when files are
+// truncated or damaged.
 type storeDisk struct {
 	store  *cache.Store
-	writer *cache.Writer // nil if the scope is not there yet
+	writer *cache.Writer // nil if the scope does not exist yet
 }
 
-// openDisk opens the store in a directory, and returns its entries, and those that are to be removed.
+// openDisk opens the store in a directory. It returns its entries, and the numbers of entries that are to be
+// removed.
 func openDisk(path string, o Options) (d *storeDisk, entries []Entry, remove []uint64, err error) {
 	store, err := cache.Open(path, cache.Options{
 		MaxBytes: perByte * o.Limits.withDefaults().Bytes, MaxIdle: forever, SyncEvery: o.SyncEvery, Key: o.Key, Panics: o.Panics, Log: o.Log, Fail: o.Fail,
@@ -68,10 +69,11 @@ func (d *storeDisk) read(o Options) (entries []Entry, remove []uint64, err error
 		}
 		var e Entry
 		if err := json.Unmarshal(raw, &e); err != nil || id(e.Seq) != view.ID(i) || !slices.Contains(kinds, e.Kind) {
-			o.Log.Info("A kept write cannot be understood, and is not sent", "id", view.ID(i))
+			o.Log.Info("Skipping a journaled write that cannot be read; it is not sent", "id", view.ID(i))
 			continue
 		}
-		// After a kill between the writing of an entry and the removal of those before it, both are there.
+		// A process that was killed after writing an entry, and before removing the entries that it replaces,
+		// leaves both.
 		for _, old := range found.of(e.Object) {
 			if e.replaces(&old) {
 				found.remove(old.Seq)
@@ -84,10 +86,10 @@ func (d *storeDisk) read(o Options) (entries []Entry, remove []uint64, err error
 	return found.entries, remove, err
 }
 
-// id is that of an entry in the store, which sorts by it.
+// id is the id of an entry in the store, which sorts by id.
 func id(seq uint64) string { return fmt.Sprintf("%016x", seq) }
 
-// write implements disk. A kill between the two leaves more than is needed, and never less.
+// write implements disk. A kill between adding and removing leaves too many entries, and never too few.
 func (d *storeDisk) write(added []Entry, removed []uint64) error {
 	if d.writer == nil {
 		return d.writeAll(added)

@@ -1,7 +1,6 @@
-// Package journal keeps writes that could not be sent to the cloud, in their order, until they are.
-// What it has said to be kept survives a kill of the process and a loss of power. It knows which
-// write stands in place of an earlier one, and must not know HTTP, the encodings of objects or the
-// connection to the cloud.
+// Package journal stores writes that could not be sent to the cloud, in their order, until they are sent. An
+// entry that was added survives a kill of the process and a power failure. The package knows which write
+// replaces an earlier one. It must not know HTTP, the encodings of objects or the connection to the cloud.
 package journal
 
 import (
@@ -12,74 +11,74 @@ import (
 	"time"
 )
 
-// Kind is what an entry writes. It decides which entries stand in place of which.
+// Kind is what an entry writes. It decides which earlier entries a new entry replaces.
 type Kind string
 
 const (
-	// Lease is the node's Lease, whole. Of each only the last is kept.
+	// Lease is a whole Lease of the node. Only the last one of each is in the journal.
 	Lease Kind = "Lease"
 	// Status is a change of the status of a Node or of a Pod.
 	Status Kind = "Status"
-	// Event is an event, whole. Of each only the last version is kept.
+	// Event is a whole event. Only the last version of each is in the journal.
 	Event Kind = "Event"
 )
 
-// kinds are all of them. The file of a later version may have others.
+// kinds are all kinds. The files of a later version may have others.
 var kinds = []Kind{Lease, Status, Event}
 
-// Extent is how much of its object an entry of the kind Status says.
+// Extent is how much of the status an entry of kind Status sets.
 type Extent string
 
 const (
-	// Part is a patch that says nothing of what it does not have: entries before it stay.
+	// Part is a patch that leaves other fields unchanged: it replaces no earlier entries.
 	Part Extent = "Part"
-	// Difference is a patch that a client computed by comparing the whole object that it wants with the
-	// one that it has read. What clients read does not change while the cloud is away, so the last
-	// difference alone makes the last object: a field that went back to what was read is in an earlier
-	// difference, and not in the last one. It stands in place of the differences before it.
+	// Difference is a patch that a client computed as the difference between the object that it read and the
+	// object that it wants. While offline, the client always reads the same object, so the last Difference
+	// alone leads to the wanted object: it replaces the earlier ones. For example, an earlier Difference can
+	// set a field that has its old value again, and that the last Difference does not contain.
 	Difference Extent = "Difference"
-	// Whole is the whole status. It stands in place of everything before it.
+	// Whole is the whole status. It replaces all earlier entries.
 	Whole Extent = "Whole"
 )
 
-// Entry is a write.
+// Entry is a journaled write.
 type Entry struct {
-	// Seq is the place in the order. Keep sets it.
+	// Seq is the position of the entry in the order. Keep sets it.
 	Seq  uint64 `json:"seq"`
 	Kind Kind   `json:"kind"`
-	// Object names what is written: its path, without a subresource.
+	// Object is the path of the object, without a subresource.
 	Object string `json:"object"`
 	Extent Extent `json:"extent,omitempty"`
 
-	// Method, Target (path and query), ContentType, UserAgent and Body are those of the request. The body of
-	// a Lease and of an Event is the whole object in JSON, whatever the request had.
+	// Method, Target (path and query), ContentType, UserAgent and Body are from the request. The body of a
+	// Lease or an event is always the whole object in JSON, whatever the encoding of the request.
 	Method      string `json:"method"`
 	Target      string `json:"target"`
 	ContentType string `json:"contentType"`
 	UserAgent   string `json:"userAgent,omitempty"`
 	Body        []byte `json:"body"`
 
-	// At is when the client wrote it, by the node's clock.
+	// At is when the client sent the write, by the node's clock.
 	At time.Time `json:"at"`
 }
 
-// size is about how much memory an entry takes, in bytes.
+// size is the approximate memory of an entry, in bytes.
 func (e *Entry) size() int64 {
 	return int64(len(e.Object)+len(e.Target)+len(e.ContentType)+len(e.UserAgent)+len(e.Body)) + entryOverhead
 }
 
-// entryOverhead is what an entry takes beside its texts, in memory and on disk.
+// entryOverhead is the size of an entry without its strings, in memory and on disk.
 const entryOverhead = 256
 
-// Limits bound what is kept. A zero field means the default.
+// Limits are the limits of a journal. A zero field means the default.
 type Limits struct {
-	// Bytes bounds the sum of all entries, and Entries their number. The defaults are 8 MiB and 4096.
+	// Bytes limits the size of all entries, and Entries their number. The defaults are 8 MiB and 4096.
 	Bytes   int64
 	Entries int
-	// Events bounds the events. Above it, and if there is no place for another entry, the oldest are
-	// dropped. The default is 1000.
+	// Events limits the number of events. Above it, and when another entry needs the space, the oldest events
+	// are dropped. The default is 1000.
 	Events int
-	// Parts bounds the entries with the extent Part of one object. The default is 16.
+	// Parts limits the number of entries with extent Part of one object. The default is 16.
 	Parts int
 }
 
@@ -89,10 +88,10 @@ func (l Limits) withDefaults() Limits {
 	}
 }
 
-// ErrFull is the error of an entry for which there is no place.
-var ErrFull = errors.New("too many writes are kept already, until the cloud is back")
+// ErrFull is returned by Keep when there is no space for an entry.
+var ErrFull = errors.New("the journal of writes is full until the cloud is reachable again")
 
-// state is what is kept, without a disk. Its entries are in their order, which is that of Seq.
+// state is the content of a journal, in memory. The entries are sorted by Seq.
 type state struct {
 	limits  Limits
 	entries []Entry
@@ -101,8 +100,8 @@ type state struct {
 	last    uint64
 }
 
-// add adds an entry and gives it its Seq. It returns the entries that it stands in place of, and the
-// events that were dropped to make place. After an error nothing has changed.
+// add adds an entry and sets its Seq. It returns the entries that the new one replaces, and the events that
+// were dropped to make space. After an error nothing has changed.
 func (s *state) add(e *Entry) (replaced, dropped []Entry, err error) {
 	after := state{limits: s.limits, entries: make([]Entry, 0, len(s.entries)+1), last: s.last + 1}
 	e.Seq = after.last
@@ -136,7 +135,7 @@ func (s *state) add(e *Entry) (replaced, dropped []Entry, err error) {
 	return replaced, dropped, nil
 }
 
-// replaces reports whether nothing of an older entry is needed any more.
+// replaces reports whether an older entry is no longer needed because of e.
 func (e *Entry) replaces(old *Entry) bool {
 	switch {
 	case old.Object != e.Object || old.Kind != e.Kind:
@@ -150,7 +149,8 @@ func (e *Entry) replaces(old *Entry) bool {
 	}
 }
 
-// isOver reports whether there is more than may be, apart from the number of events.
+// isOver reports whether the size or the number of entries exceeds its limit. It does not check the number of
+// events.
 func (s *state) isOver() bool { return s.bytes > s.limits.Bytes || len(s.entries) > s.limits.Entries }
 
 func (s *state) append(e *Entry) {
@@ -170,7 +170,7 @@ func (s *state) delete(i int) {
 	s.entries = slices.Delete(s.entries, i, i+1)
 }
 
-// remove removes an entry. It returns false if there is none, because another stands in its place.
+// remove removes an entry. It returns false if the entry is not there, because another has replaced it.
 func (s *state) remove(seq uint64) bool {
 	i, found := slices.BinarySearchFunc(s.entries, seq, func(e Entry, seq uint64) int { return cmp.Compare(e.Seq, seq) })
 	if found {

@@ -15,24 +15,24 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/panics"
 )
 
-// Outcome is how an entry left the journal.
+// Outcome is the reason why an entry left the journal.
 type Outcome string
 
 const (
 	// Replayed means that an API server accepted it.
 	Replayed Outcome = "Replayed"
-	// Refused means that an API server refused it for good, for example because its object is gone.
+	// Refused means that an API server rejected it permanently, for example because its object is deleted.
 	Refused Outcome = "Refused"
-	// Outdated means that the cloud has something newer, or that it would say too late that the node is alive.
+	// Outdated means that the cloud has a newer version, or that the Lease expired before it could be sent.
 	Outdated Outcome = "Outdated"
-	// Crowded means that newer entries took its place: an event.
+	// Crowded means that the entry, an event, was dropped to make space for newer entries.
 	Crowded Outcome = "Crowded"
 )
 
-// Outcomes returns all of them.
+// Outcomes returns all outcomes.
 func Outcomes() []Outcome { return []Outcome{Replayed, Refused, Outdated, Crowded} }
 
-// repairEvery is the time between two attempts to write everything anew after a write has failed.
+// repairEvery is the time between two attempts to rewrite all entries after a failed write.
 const repairEvery = 10 * time.Second
 
 // Options of a journal. A zero field means the default.
@@ -40,21 +40,20 @@ type Options struct {
 	Limits Limits
 	// SyncEvery is the least time between two rounds of fsync. The default is 1 s.
 	SyncEvery time.Duration
-	// Key encrypts: see cache.Options. Writes of another key are removed by Open.
+	// Key encrypts: see cache.Options. Open removes entries that were written with another key.
 	Key []byte
-	// Panics catches those of the goroutine that writes. nil catches none.
+	// Panics catches panics of the goroutine that writes. nil catches none.
 	Panics *panics.Catcher
 	Log    logr.Logger
-	// Fail is for tests of what uses a journal: see cache.Options.
+	// Fail is for tests of packages that use a journal: see cache.Options.
 	Fail func(op string) error
 }
 
-// Journal is what is kept. It is safe for concurrent use. Only one goroutine uses the disk, and nobody
-// who reads waits for it.
+// Journal is the list of journaled writes. It is safe for concurrent use. Only one goroutine uses the disk, and
+// readers do not wait for it.
 //
-// The entries in memory are what is replayed. The disk has them too, or an earlier state of them
-// after a loss of power: then an entry may come back that has been sent, so each must do no harm if it
-// is sent again.
+// The entries in memory are replayed. The disk has the same entries, or an earlier state of them after a power
+// failure: an entry that was already sent can then come back, so sending an entry twice must do no harm.
 type Journal struct {
 	disk   disk // only for the goroutine of run
 	log    logr.Logger
@@ -68,18 +67,18 @@ type Journal struct {
 	state    state
 	outcomes map[Outcome]int
 	added    chan struct{} // closed when an entry is added
-	// dirty are the entries that were added or removed since the last round began, and next is the round
-	// that will write them.
+	// dirty are the entries that were added or removed since the last round began; the round next will write
+	// them.
 	dirty map[uint64]bool
 	next  *round
-	// durable are the entries that are on disk for good.
+	// durable are the entries that are durable on disk.
 	durable map[uint64]bool
-	// problem is why the last round has failed; nil if it has not.
+	// problem is the error of the last round; nil if it succeeded.
 	problem error
 }
 
-// round is a round of writing, which all that was added before it shares. done is closed when it has
-// ended, with err.
+// round is one round of writes to disk. It is shared by all entries that were added before it begins. When it
+// has ended, err is set and done is closed.
 type round struct {
 	done chan struct{}
 	err  error
@@ -87,7 +86,7 @@ type round struct {
 
 func newRound() *round { return &round{done: make(chan struct{})} }
 
-// Open opens the journal in a directory, which it creates if it is missing.
+// Open opens the journal in a directory. It creates the directory if it is missing.
 func Open(path string, o Options) (*Journal, error) {
 	d, entries, changed, err := openDisk(path, o)
 	if err != nil {
@@ -96,8 +95,8 @@ func Open(path string, o Options) (*Journal, error) {
 	return open(d, o, entries, changed), nil
 }
 
-// open returns a journal with the entries that the disk has. Those in changed are not as the disk has
-// them.
+// open returns a journal with the entries that were read from disk. changed are the entries that differ from
+// those on disk.
 func open(d disk, o Options, entries []Entry, changed []uint64) *Journal {
 	if o.Log.GetSink() == nil {
 		o.Log = logr.Discard()
@@ -118,7 +117,7 @@ func open(d disk, o Options, entries []Entry, changed []uint64) *Journal {
 	return j
 }
 
-// Keep keeps an entry, and returns once it is durable. After an error it may be kept or not.
+// Keep adds an entry, and returns once it is durable. After an error the entry may be in the journal or not.
 func (j *Journal) Keep(ctx context.Context, e Entry) error {
 	next, err := j.add(&e)
 	if err != nil || next == nil {
@@ -133,7 +132,8 @@ func (j *Journal) Keep(ctx context.Context, e Entry) error {
 	}
 }
 
-// add adds an entry, and returns the round that makes it durable; nil if it is already.
+// add adds an entry, and returns the round that makes it durable. It returns nil if the same entry is durable
+// already.
 func (j *Journal) add(e *Entry) (*round, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -155,7 +155,7 @@ func (j *Journal) add(e *Entry) (*round, error) {
 	}
 	if len(dropped) > 0 {
 		j.outcomes[Crowded] += len(dropped)
-		j.log.Info("Events are dropped, because too many are kept", "number", len(dropped), "oldest", dropped[0].At)
+		j.log.Info("Dropped events, because the journal is full", "number", len(dropped), "oldest", dropped[0].At)
 	}
 	j.dirty[e.Seq] = true
 	close(j.added)
@@ -163,14 +163,14 @@ func (j *Journal) add(e *Entry) (*round, error) {
 	return j.next, nil
 }
 
-// says reports whether two entries write the same, so that the second is not needed: a client tries
-// again when it does not see what it wrote in what it reads.
+// says reports whether two entries write the same, so that the second is not needed: a client repeats its write
+// if a read does not return what it wrote.
 func (e *Entry) says(other *Entry) bool {
 	return e.Extent != Part && e.Kind == other.Kind && e.Extent == other.Extent && e.Method == other.Method &&
 		e.Target == other.Target && e.ContentType == other.ContentType && bytes.Equal(e.Body, other.Body)
 }
 
-// Done removes an entry. If another stands in its place already, nothing happens.
+// Done removes an entry. It does nothing if another entry has replaced it.
 func (j *Journal) Done(seq uint64, outcome Outcome) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -183,14 +183,14 @@ func (j *Journal) Done(seq uint64, outcome Outcome) {
 	j.poke()
 }
 
-// Entries returns what is kept, in its order.
+// Entries returns all entries in their order.
 func (j *Journal) Entries() []Entry {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return slices.Clone(j.state.entries)
 }
 
-// Each calls a function with each entry in its order. It must not call the journal, or change the entry.
+// Each calls visit with each entry in order. visit must not call the journal or change the entry.
 func (j *Journal) Each(visit func(*Entry)) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -206,14 +206,14 @@ func (j *Journal) Len() int {
 	return len(j.state.entries)
 }
 
-// Of returns what is kept of an object, in its order.
+// Of returns the entries of an object in their order.
 func (j *Journal) Of(object string) []Entry {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.state.of(object)
 }
 
-// With returns what would be kept of an object with a further entry, in its order.
+// With returns the entries that an object would have after e is added, in their order.
 func (j *Journal) With(e Entry) ([]Entry, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -224,7 +224,7 @@ func (j *Journal) With(e Entry) ([]Entry, error) {
 	return after.of(e.Object), nil
 }
 
-// Await waits until something is kept.
+// Await waits until the journal has an entry.
 func (j *Journal) Await(ctx context.Context) error {
 	for {
 		j.mu.Lock()
@@ -241,7 +241,7 @@ func (j *Journal) Await(ctx context.Context) error {
 	}
 }
 
-// Summary is what is kept, in numbers.
+// Summary has the numbers of the journal.
 type Summary struct {
 	Waiting int
 	Bytes   int64
@@ -249,11 +249,11 @@ type Summary struct {
 	Since time.Time
 	// Outcomes are the numbers of entries that left the journal since it was opened.
 	Outcomes map[Outcome]int
-	// Problem is why none can be kept at the moment; nil if that is not known.
+	// Problem is why the journal cannot store entries at the moment; nil if no problem is known.
 	Problem error
 }
 
-// Summary returns what is kept, in numbers.
+// Summary returns the numbers of the journal.
 func (j *Journal) Summary() Summary {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -264,7 +264,7 @@ func (j *Journal) Summary() Summary {
 	return s
 }
 
-// Close writes what is not on disk yet, and ends the journal. It waits for the disk.
+// Close writes the entries that are not on disk yet, and ends the journal. It waits for the disk.
 func (j *Journal) Close() error {
 	j.mu.Lock()
 	j.closed = true
@@ -281,8 +281,8 @@ func (j *Journal) poke() {
 	}
 }
 
-// run writes to the disk until the journal is closed. After a failure everything is written anew, also
-// if nothing is added any more: what was sent must not be there after a restart.
+// run writes to the disk until the journal is closed. After a failure it rewrites all entries, even if no entry
+// is added: entries that were sent must not be on disk after a restart.
 func (j *Journal) run() {
 	defer close(j.done)
 	repair := time.NewTicker(repairEvery)
@@ -301,8 +301,8 @@ func (j *Journal) run() {
 	}
 }
 
-// write makes durable what has changed, and returns whether that failed. anew tells that the disk has
-// something else than it should, and again that it is time to write that even if nothing has changed.
+// write makes changes durable, and returns whether that failed. anew means that the disk differs from memory,
+// so that all entries must be rewritten; again means to do that now even if nothing has changed.
 func (j *Journal) write(anew, again bool) (failed bool) {
 	j.mu.Lock()
 	if len(j.dirty) == 0 && !again {
@@ -329,7 +329,7 @@ func (j *Journal) write(anew, again bool) (failed bool) {
 	if err != nil {
 		this.err = fmt.Errorf("writing the journal of writes: %w", err)
 		if !anew {
-			j.log.Error(err, "Writes of the node cannot be kept at the moment; it is tried again")
+			j.log.Error(err, "Storing journaled writes on disk failed; retrying")
 		}
 	}
 	j.mu.Lock()
@@ -337,7 +337,7 @@ func (j *Journal) write(anew, again bool) (failed bool) {
 	j.problem = err
 	if err == nil {
 		for _, e := range entries {
-			if !j.dirty[e.Seq] { // else it is gone meanwhile
+			if !j.dirty[e.Seq] { // otherwise it was removed meanwhile
 				j.durable[e.Seq] = true
 			}
 		}
