@@ -129,7 +129,7 @@ func TestPoolAccessPortOpensWithASignedCertificate(t *testing.T) {
 			}
 			defer response.Body.Close()
 			text, _ := io.ReadAll(response.Body)
-			if response.StatusCode != http.StatusServiceUnavailable || !strings.Contains(string(text), "asking the kubelet") { // which is not there
+			if response.StatusCode != http.StatusServiceUnavailable || !strings.Contains(string(text), "sending a request to the kubelet") { // which is not there
 				t.Errorf("%s the answer is %s %s", when, response.Status, text)
 			}
 			return true

@@ -75,7 +75,7 @@ func tryHub(t *testing.T, dir string, cloud *httptest.Server, changed trial, con
 	}
 	serves := make(chan string, 1)
 	log := funcr.New(func(_, args string) {
-		if strings.Contains(args, "A piece of work is lost") { // because of a panic
+		if strings.Contains(args, "Recovered from panic") {
 			t.Error(args)
 		}
 		if _, rest, is := strings.Cut(args, `"address"="`); is && strings.Contains(args, "The hub serves") {

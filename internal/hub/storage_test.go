@@ -134,7 +134,7 @@ func TestChangedKeyClearsTheCache(t *testing.T) {
 				}
 				s.put(store)
 			})
-			if !strings.Contains(s.logged.String(), "is begun anew") {
+			if !strings.Contains(s.logged.String(), "starting with an empty cache") {
 				t.Errorf("the log is %s", &s.logged)
 			}
 			s.logged.Reset()

@@ -303,7 +303,7 @@ func (r *rig) testIdentities() {
 			r.Errorf("%+v is answered %+v", q, a)
 		}
 	}
-	if a := r.ask(r.over, question{"nobody", "/api/v1/nodes/" + nodeName, "application/json"}); a.code != http.StatusUnauthorized || !strings.Contains(a.body, "Send a bearer token") {
+	if a := r.ask(r.over, question{"nobody", "/api/v1/nodes/" + nodeName, "application/json"}); a.code != http.StatusUnauthorized || !strings.Contains(a.body, "send a bearer token") {
 		r.Errorf("nobody is answered %+v", a)
 	}
 	// What a client says of itself in headers is not passed on.

@@ -1,6 +1,6 @@
-// Package access serves the API server of the pool's coordinator: for people's logs, exec, attach and port-forward it
-// passes requests on to the kubelet of the node, which does not know that API server. It must not know how the kubelet
-// is reached, and where certificates and the pool's CA come from.
+// Package access serves the API server of the pool's coordinator. It forwards logs, exec, attach and
+// port-forward requests of users to the kubelet of the node, which does not trust that API server. It must not
+// know how the kubelet is reached, and where certificates and the pool's CA come from.
 package access
 
 import (
@@ -25,23 +25,25 @@ import (
 )
 
 const (
-	// lookEvery is the time between two looks at whether the port can be served, and is served still with reason.
+	// lookEvery is the time between two checks whether the port can be served.
 	lookEvery = 2 * time.Second
-	// tryEvery is the time between two tries whether the kubelet lets the hub in, retryAfter that after one that it has
-	// refused, and tryWithin bounds one. A kubelet remembers for 30 seconds what it has refused.
+	// tryEvery is the time between two checks whether the kubelet accepts the hub, retryAfter the time after a
+	// check that it refused, and tryWithin the timeout of a check. A kubelet caches refusals for 30 seconds.
 	tryEvery, retryAfter, tryWithin = 5 * time.Minute, 30 * time.Second, 10 * time.Second
-	// maxConnections bounds the connections of all clients: each log, exec, attach and port-forward is one.
+	// maxConnections is the limit for the connections of all clients: each log, exec, attach and port-forward
+	// uses one.
 	maxConnections = 256
 )
 
-// ErrNoCoordinator is the error of a CA while the pool has no coordinator. Nobody misses the port then.
+// ErrNoCoordinator is the error of Options.CA while the pool has no coordinator. The port is not needed then,
+// so nothing is logged.
 var ErrNoCoordinator = errors.New("the pool has no coordinator")
 
-// Kubelet is that of the node.
+// Kubelet is the kubelet of the node.
 type Kubelet interface {
-	// Open says whether requests are passed on.
+	// Open sets whether requests are forwarded.
 	Open(is bool)
-	// Pass passes a request on, which was checked.
+	// Try returns why the kubelet refuses such requests; nil if it accepts them or is not running.
 	Pass(w http.ResponseWriter, r *http.Request)
 	// Try returns why the kubelet refuses such requests; nil if it does not, or is not there.
 	Try(ctx context.Context) error
@@ -53,7 +55,7 @@ type Options struct {
 	Address string
 	// CA returns the CAs of the pool, in PEM. While it returns an error, the port is closed.
 	CA func() ([]byte, error)
-	// Certificate returns that with which the port is served. Without one, the port is closed.
+	// Certificate returns the serving certificate of the port. While it returns an error, the port is closed.
 	Certificate func() (*tls.Certificate, error)
 	Kubelet     Kubelet
 	// Now is the clock.
@@ -66,29 +68,31 @@ type Port struct {
 	o Options
 
 	mu      sync.Mutex
-	address string // at which it is served; "" while it is closed
-	problem error  // why it is closed
-	refusal error  // why the kubelet refuses what comes to the port; nil if it does not
+	address string // the address of the port; "" while it is closed
+	problem error  // why the port is closed
+	refusal error  // why the kubelet refuses the requests; nil if it does not
 }
 
-// New returns a port that Run serves.
-func New(o Options) *Port { return &Port{o: o, problem: errors.New("it is not served yet")} }
+// New returns a port. Run serves it.
+func New(o Options) *Port { return &Port{o: o, problem: errors.New("not served yet")} }
 
-// State returns the address at which the port is served, or "" and the reason.
+// State returns the address of the port, or "" and the reason why it is closed.
 func (p *Port) State() (address string, problem error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.address, p.problem
 }
 
-// Refusal returns why the kubelet refuses what comes to the port; nil if it does not, or that is not known.
+// Refusal returns why the kubelet refuses the requests of the port; nil if it accepts them, or if that is not
+// known.
 func (p *Port) Refusal() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.refusal
 }
 
-// Run serves the port while there are a CA and a certificate, until ctx is done. An address that is in use is tried again.
+// Run serves the port while there are a CA and a certificate, until ctx is done. If the address is in use, it
+// retries.
 func (p *Port) Run(ctx context.Context) {
 	logged := ""
 	for {
@@ -99,7 +103,7 @@ func (p *Port) Run(ctx context.Context) {
 		p.settle("", err)
 		text := err.Error()
 		if text != logged && !errors.Is(err, ErrNoCoordinator) {
-			p.o.Log.Info("People cannot use logs and exec of this node at the pool's coordinator", "reason", text)
+			p.o.Log.Info("Logs and exec of this node are not available at the pool's coordinator", "reason", text)
 		}
 		logged = text
 		select {
@@ -116,7 +120,7 @@ func (p *Port) settle(address string, problem error) {
 	p.address, p.problem, p.refusal = address, problem, nil
 }
 
-// ready returns why the port cannot be served.
+// ready returns why the port cannot be served; nil if it can.
 func (p *Port) ready() error {
 	_, err := p.roots()
 	if err == nil {
@@ -127,7 +131,7 @@ func (p *Port) ready() error {
 	return err
 }
 
-// serve serves the port as long as it is ready, and returns why it does not. All requests have ended then.
+// serve serves the port while it is ready, and returns why it stopped. All requests have ended when it returns.
 func (p *Port) serve(ctx context.Context) error {
 	if err := p.ready(); err != nil {
 		return err
@@ -137,11 +141,12 @@ func (p *Port) serve(ctx context.Context) error {
 	var requests sync.WaitGroup
 	port := &bounded.Port{
 		Name: "pool", Address: p.o.Address, Connections: maxConnections, NoOwnProbes: true, Log: p.o.Log,
-		// Of HTTP/1.1 a connection can be upgraded to a stream. It has no other bound of time than that of its two ends.
+		// An HTTP/1.1 connection can be upgraded to a stream. A stream has no time limit except those of its
+		// two ends.
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			requests.Add(1)
 			defer requests.Done()
-			within, end := context.WithCancel(r.Context()) // the server does not end what was upgraded
+			within, end := context.WithCancel(r.Context()) // the server does not end upgraded connections
 			defer end()
 			defer context.AfterFunc(ctx, end)()
 			p.pass(&ending{w, within}, r.WithContext(within))
@@ -169,12 +174,12 @@ func (p *Port) serve(ctx context.Context) error {
 	return err
 }
 
-// ending closes the client's connection too, when ctx ends, if it was upgraded: one whose other end was closed in good order
-// would stay until the client says something.
+// ending also closes the client's connection when ctx ends, if it was upgraded. Otherwise a connection whose
+// other end was closed normally would stay open until the client sends something.
 type ending struct {
 	http.ResponseWriter
 
-	ctx context.Context //nolint:containedctx // it is that of the one request
+	ctx context.Context //nolint:containedctx // the context of this one request
 }
 
 // Hijack is for http.ResponseController.
@@ -189,7 +194,7 @@ func (e *ending) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 // Unwrap is for http.ResponseController.
 func (e *ending) Unwrap() http.ResponseWriter { return e.ResponseWriter }
 
-// watch ends ctx once the port cannot be served any more.
+// watch ends ctx when the port can no longer be served.
 func (p *Port) watch(ctx context.Context, cancel context.CancelCauseFunc) {
 	ticker := time.NewTicker(lookEvery)
 	defer ticker.Stop()
@@ -205,8 +210,8 @@ func (p *Port) watch(ctx context.Context, cancel context.CancelCauseFunc) {
 	}
 }
 
-// try learns from time to time whether the kubelet lets the hub in: who misses its logs looks for the reason in the
-// cloud, before the cut.
+// try checks periodically whether the kubelet accepts the hub, so that users without logs can read the reason
+// in the cloud before the node goes offline.
 func (p *Port) try(ctx context.Context) {
 	for {
 		within, cancel := context.WithTimeout(ctx, tryWithin)
@@ -215,7 +220,7 @@ func (p *Port) try(ctx context.Context) {
 		p.mu.Lock()
 		if ctx.Err() == nil {
 			if err != nil && p.refusal == nil {
-				p.o.Log.Info("People cannot use logs and exec of this node at the pool's coordinator", "reason", err.Error())
+				p.o.Log.Info("Logs and exec of this node are not available at the pool's coordinator", "reason", err.Error())
 			}
 			p.refusal = err
 		}
@@ -239,50 +244,51 @@ func (p *Port) roots() (*x509.CertPool, error) {
 	}
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM(text) {
-		return nil, errors.New("reading the CA of the pool: it has no certificate in PEM")
+		return nil, errors.New("reading the CA of the pool: no certificate in PEM")
 	}
 	return roots, nil
 }
 
-// verify returns an error unless the client is the API server of the pool. The pool's CA signs the certificates of people
-// too.
+// verify returns an error unless the client is the API server of the pool. The pool's CA also signs the
+// certificates of users.
 func (p *Port) verify(c tls.ConnectionState) error {
 	roots, err := p.roots()
 	if err != nil {
 		return err
 	}
 	if len(c.PeerCertificates) == 0 {
-		return errors.New("a client certificate is needed")
+		return errors.New("a client certificate is required")
 	}
 	leaf := c.PeerCertificates[0]
 	if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: p.o.Now(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
 		return err
 	}
 	if !slices.Contains(leaf.Subject.Organization, governance.APIServerGroup) {
-		return fmt.Errorf("the certificate of %q is not that of an API server of the pool", leaf.Subject.CommonName)
+		return fmt.Errorf("the certificate of %q is not for an API server of the pool", leaf.Subject.CommonName)
 	}
 	return nil
 }
 
-// pass answers a request.
+// pass forwards a request, or rejects it.
 func (p *Port) pass(w http.ResponseWriter, r *http.Request) {
-	if err := p.verify(*r.TLS); err != nil { // a connection may be older than what is true now
+	if err := p.verify(*r.TLS); err != nil { // the certificate may have expired, or the CA changed, since the connection began
 		http.Error(w, err.Error(), http.StatusUnauthorized)
 		return
 	}
 	if !isAllowed(r) {
-		http.Error(w, "the port for the pool's API server has logs, exec, attach, port-forward, stats/summary and metrics/resource only, and of the pods of coordinators the logs only", http.StatusForbidden)
+		http.Error(w, "this port serves only logs, exec, attach, port-forward, stats/summary and metrics/resource, and for pods of coordinators only logs", http.StatusForbidden)
 		return
 	}
 	p.o.Kubelet.Pass(w, r)
 }
 
-// names are the numbers of names that follow in the paths of a kubelet that are passed on: namespace, pod, container.
+// names is, for each kubelet endpoint that is forwarded, how many names follow in the path: namespace, pod,
+// container.
 var names = map[string]int{"containerLogs": 3, "exec": 3, "attach": 3, "portForward": 2}
 
-// isAllowed reports whether a request is one of those that are passed on.
+// isAllowed reports whether a request may be forwarded.
 func isAllowed(r *http.Request) bool {
-	if r.URL.RawPath != "" { // it has escapes that a kubelet could read as another path
+	if r.URL.RawPath != "" { // the path has escapes, which a kubelet could parse differently
 		return false
 	}
 	switch r.URL.Path {
@@ -291,7 +297,7 @@ func isAllowed(r *http.Request) bool {
 	}
 	parts := strings.Split(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	if len(parts) > 1 && parts[0] != "containerLogs" && parts[1] == governance.Namespace {
-		return false // in its own pod, people could change what it shows, and be on the network of its node
+		return false // users could change the data of the coordinator in its own pod, and use the network of its node
 	}
 	want, known := names[parts[0]]
 	return known && len(parts) == want+1 && (r.Method == http.MethodGet || r.Method == http.MethodPost) &&

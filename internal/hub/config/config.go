@@ -1,5 +1,4 @@
-// Package config is the configuration file of atoll-hub: its fields, their defaults, and what is
-// wrong with one.
+// Package config defines the configuration file of atoll-hub: its fields, their defaults and their validation.
 package config
 
 import (
@@ -20,7 +19,7 @@ import (
 )
 
 const (
-	// APIVersion and Kind are those of the file.
+	// APIVersion is the apiVersion of the file.
 	APIVersion = "hub.atoll.dev/v1alpha1"
 	// Kind is the kind of the file.
 	Kind = "HubConfiguration"
@@ -30,77 +29,77 @@ const (
 type Configuration struct {
 	metav1.TypeMeta `json:",inline"`
 
-	// nodeName is the name of the Node that the hub runs on. Default: $NODE_NAME, and without it the host
+	// nodeName is the name of the Node that the hub runs on. Default: $NODE_NAME; if that is not set, the host
 	// name in lower case, as for a kubelet.
 	NodeName string `json:"nodeName,omitempty"`
-	// cloud tells how to reach the API servers.
+	// cloud configures the connection to the API servers.
 	Cloud Cloud `json:"cloud"`
 	// listen is the address and port at which the hub serves clients of the node, over TLS.
 	// Default: 127.0.0.1:10261. It should be a loopback address.
 	Listen string `json:"listen,omitempty"`
-	// observe is the address and port of /healthz, /status and /metrics, over HTTP, for anybody who reaches it.
+	// observe is the address and port of /healthz, /status and /metrics, over HTTP without authentication.
 	// Default: 127.0.0.1:10267. It should be a loopback address.
 	Observe string `json:"observe,omitempty"`
-	// clientCAFile has the CAs of the node's client certificate, in PEM: the file that the kubelet has as
+	// clientCAFile has the CAs of the node's client certificate, in PEM: the same file as the kubelet's
 	// authentication.x509.clientCAFile. Required.
 	ClientCAFile string `json:"clientCAFile"`
-	// directory is where the hub keeps its cache and its certificates. It is made with mode 0700.
-	// Default: /var/lib/atoll-hub.
+	// directory is where the hub stores its cache and its certificates. It is created with mode 0700. Default:
+	// /var/lib/atoll-hub.
 	Directory string `json:"directory,omitempty"`
-	// kubelet tells how to reach the kubelet of the node, for the logs of its pods.
+	// kubelet configures the connection to the kubelet of the node, for the logs of its pods.
 	Kubelet Kubelet `json:"kubelet,omitempty"`
-	// cache bounds what is kept on disk.
+	// cache limits the cache on disk.
 	Cache Cache `json:"cache,omitempty"`
-	// services tells whose endpoints of Services are filtered.
+	// services configures the filtering of Service endpoints.
 	Services Services `json:"services,omitempty"`
 }
 
-// Services tells whose endpoints of Services are filtered.
+// Services configures the filtering of Service endpoints.
 type Services struct {
-	// clients are the users that route traffic to Services: they get the endpoints that the topology of a
-	// Service allows, with the addresses that the node's pods have. An empty list filters for nobody. At most
+	// clients are the users that route traffic to Services: they get only the endpoints that the topology of a
+	// Service allows, with the current addresses of the node's pods. An empty list disables filtering. At most
 	// 64. Default: system:kube-proxy, system:serviceaccount:kube-system:kube-proxy and
 	// system:serviceaccount:kube-system:coredns.
 	Clients []string `json:"clients,omitempty"`
 }
 
-// Cloud tells how to reach the API servers.
+// Cloud configures the connection to the API servers.
 type Cloud struct {
-	// servers are the URLs of API servers, https without a path. At least 1, at most 16. The first that
-	// answers is used.
+	// servers are the URLs of API servers, https without a path. At least 1, at most 16. The first that answers
+	// is used.
 	Servers []string `json:"servers"`
 	// caFile has the CAs of the servers' certificates, in PEM. Required.
 	CAFile string `json:"caFile"`
 	// certificateFile and keyFile are the client certificate of the node and its key, in PEM. keyFile may be
-	// left out if certificateFile has both, as the kubelet's kubelet-client-current.pem. Both are read again
-	// when they change, and may be missing at first. Exactly one of certificateFile and bootstrapKubeconfig
-	// is required.
+	// omitted if certificateFile has both, like the kubelet's kubelet-client-current.pem. Both are read again
+	// when they change, and may be missing at first. Exactly one of certificateFile and bootstrapKubeconfig is
+	// required.
 	CertificateFile string `json:"certificateFile,omitempty"`
 	KeyFile         string `json:"keyFile,omitempty"`
-	// bootstrapKubeconfig is a kubeconfig with a bootstrap token, such as kubeadm's bootstrap-kubelet.conf.
-	// The hub requests a certificate of the node with the token, and renews it. Only the token of the file
-	// is used.
+	// bootstrapKubeconfig is a kubeconfig with a bootstrap token, such as kubeadm's bootstrap-kubelet.conf. The
+	// hub requests a certificate of the node with the token, and renews it. Only the token of the file is used.
 	BootstrapKubeconfig string `json:"bootstrapKubeconfig,omitempty"`
-	// returnWithin spreads the watches that go on when the cloud is reachable again over this time.
+	// returnWithin is the time over which watches are spread that continue when the cloud is reachable again.
 	// From 0s to 5m. Default: 10s.
 	ReturnWithin *metav1.Duration `json:"returnWithin,omitempty"`
 }
 
-// Kubelet tells how to reach the kubelet of the node.
+// Kubelet configures the connection to the kubelet of the node.
 type Kubelet struct {
 	// address is the address and port at which the kubelet serves. Default: 127.0.0.1:10250.
 	Address string `json:"address,omitempty"`
-	// certificateFile has the kubelet's serving certificate, in PEM. It is read when a connection is made. Default:
-	// /var/lib/kubelet/pki/kubelet-server-current.pem if it is there then, else kubelet.crt beside it.
+	// certificateFile has the kubelet's serving certificate, in PEM. It is read for each new connection.
+	// Default: /var/lib/kubelet/pki/kubelet-server-current.pem if it exists, otherwise kubelet.crt in the same
+	// directory.
 	CertificateFile string `json:"certificateFile,omitempty"`
 }
 
-// Cache bounds what is kept on disk.
+// Cache limits the cache on disk.
 type Cache struct {
-	// maxSize is the most that all files of the cache take. At least 16Mi. Default: 256Mi.
+	// maxSize is the maximum size of all files of the cache. At least 16Mi. Default: 256Mi.
 	MaxSize *resource.Quantity `json:"maxSize,omitempty"`
-	// encryptionKeyFile is a file with at least 32 random bytes, from which the key is made that encrypts
-	// what is kept. With another content the cache is begun anew. Default: nothing is encrypted.
+	// encryptionKeyFile is a file with at least 32 random bytes. The key that encrypts the cache is derived
+	// from it. If the content changes, the hub starts with an empty cache. Default: no encryption.
 	EncryptionKeyFile string `json:"encryptionKeyFile,omitempty"`
 }
 
@@ -124,7 +123,7 @@ func Read(path string) (*Configuration, error) {
 	return c, nil
 }
 
-// Parse reads the text of a file as Read does.
+// Parse parses the text of a file, sets the defaults and validates the result.
 func Parse(text []byte) (*Configuration, error) {
 	c := &Configuration{}
 	document, err := yaml.YAMLToJSONStrict(text)
@@ -172,10 +171,10 @@ func (c *Configuration) setDefaults() {
 	}
 }
 
-// credential is the name of the key as a credential of systemd: see systemd-creds(1).
+// credential is the name of the systemd credential with the key: see systemd-creds(1).
 const credential = "atoll-hub.key"
 
-// defaultKeyFile returns the path of the credential with the key; "" if systemd gives the hub none.
+// defaultKeyFile returns the path of the credential with the key; "" if systemd does not provide it.
 func defaultKeyFile() string {
 	path := filepath.Join(os.Getenv("CREDENTIALS_DIRECTORY"), credential)
 	if !fileIsThere(path) || !filepath.IsAbs(path) {
@@ -184,8 +183,9 @@ func defaultKeyFile() string {
 	return path
 }
 
-// CertificateFiles returns the files of which the first one that is there has the kubelet's serving certificate: by
-// default the certificate that an API server has signed, which comes after the hub's first start, and the kubelet's own.
+// CertificateFiles returns the candidate files for the kubelet's serving certificate; the first that exists is
+// used. By default: the certificate signed through the API server, which is created after the hub's first
+// start, and the kubelet's self-signed one.
 func (k *Kubelet) CertificateFiles() []string {
 	const directory = "/var/lib/kubelet/pki/"
 	if k.CertificateFile == "" {
@@ -203,11 +203,11 @@ func defaultNodeName() string {
 	if name := os.Getenv("NODE_NAME"); name != "" {
 		return name
 	}
-	name, _ := os.Hostname() // without a name the file is refused
+	name, _ := os.Hostname() // validate rejects an empty name
 	return strings.ToLower(strings.TrimSpace(name))
 }
 
-// validate returns all that is wrong.
+// validate returns all errors of the configuration.
 func (c *Configuration) validate() error {
 	var errs []error
 	wrong := func(field, format string, args ...any) {

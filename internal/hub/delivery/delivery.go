@@ -9,20 +9,19 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 )
 
-// Verdict is what becomes of a version of a pod on its way to the node.
+// Verdict is the decision about one version of a pod.
 type Verdict string
 
 const (
-	// Deliver: the node gets it.
+	// Deliver: the node gets this version.
 	Deliver Verdict = "Deliver"
-	// Hold: the node does not get the pod, because a policy that it requires is not bound.
+	// Hold: the node does not get the pod, because a required policy is not bound.
 	Hold Verdict = "Hold"
-	// Freeze: the node keeps the version that it has. A pod is not taken away from a node because its
-	// labels change.
+	// Freeze: the node keeps its earlier version. A change of labels must not remove a pod from its node.
 	Freeze Verdict = "Freeze"
 )
 
-// Pod is what the decision depends on.
+// Pod is the input of the decision.
 type Pod struct {
 	Labels, Annotations map[string]string
 	// Deleting is true if the pod has a deletionTimestamp.
@@ -31,8 +30,9 @@ type Pod struct {
 	Delivered bool
 }
 
-// Decide returns what becomes of a version of a pod. Deletions always reach the node, also of pods
-// that were held: the kubelet has to confirm them. So do mirror pods: the node runs them from its own files.
+// Decide returns the decision about a version of a pod. Deletions always reach the node, even of held pods,
+// because the kubelet must confirm them. Mirror pods always reach it too, because the node runs them from its
+// own files.
 func Decide(p Pod) Verdict {
 	switch {
 	case p.Deleting, Waiting(p.Labels) == "", ownership.IgnoresMissing(p.Annotations), p.Annotations[corev1.MirrorPodAnnotationKey] != "":
@@ -44,7 +44,7 @@ func Decide(p Pod) Verdict {
 	}
 }
 
-// Waiting returns why a pod with these labels may not reach a node; "" if it may.
+// Waiting returns why a pod with these labels may not be delivered; "" if it may.
 func Waiting(labels map[string]string) string {
 	p := ownership.PoliciesOf(labels)
 	for _, kind := range []struct {
@@ -56,9 +56,9 @@ func Waiting(labels map[string]string) string {
 	} {
 		switch kind.state {
 		case ownership.Unbound:
-			return fmt.Sprintf("the %s %q, which it requires, is not bound to its workload", kind.name, kind.required)
+			return fmt.Sprintf("the pod requires the %s %q, which is not bound to its workload", kind.name, kind.required)
 		case ownership.Mismatched:
-			return fmt.Sprintf("it requires the %s %q, and %q is bound to its workload", kind.name, kind.required, kind.bound)
+			return fmt.Sprintf("the pod requires the %s %q, but %q is bound to its workload", kind.name, kind.required, kind.bound)
 		case ownership.Unmanaged, ownership.Bound:
 		}
 	}

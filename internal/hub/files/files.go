@@ -1,7 +1,7 @@
-// Package files reads small files that others replace while the hub runs, such as certificates and
-// CAs, and writes small files that survive a loss of power. What is read once stays in use while its
-// file is missing or damaged, and nobody who asks for it waits for the disk. It must not know what the
-// files are for.
+// Package files reads small files that other programs replace while the hub runs, such as certificates and CAs,
+// and writes small files that survive a power failure. The last valid content stays in use while a file is
+// missing or damaged, and reading a value does not wait for the disk. The package must not know what the files
+// are for.
 package files
 
 import (
@@ -18,17 +18,17 @@ import (
 )
 
 const (
-	// maxSize bounds a file, in bytes.
+	// maxSize is the most bytes of a file.
 	maxSize = 1 << 20
-	// lookEvery is the time between two looks at whether files have changed.
+	// lookEvery is the time between two checks whether files have changed.
 	lookEvery = 2 * time.Second
 )
 
-// ErrNotRead is the error of a value that could not be read yet, wrapped.
-var ErrNotRead = errors.New("it could not be read yet")
+// ErrNotRead is wrapped by the error of a value whose files were never read successfully.
+var ErrNotRead = errors.New("not read yet")
 
-// Value is what one or more files contain, at the last time at which all of them could be read. It is
-// safe for concurrent use.
+// Value is the content of one or more files, as of the last time that all of them could be read. It is safe for
+// concurrent use.
 type Value[T any] struct {
 	what  string
 	paths []string
@@ -36,28 +36,28 @@ type Value[T any] struct {
 	log   logr.Logger
 
 	reading sync.Mutex // held while files are read
-	seen    []stamp    // of the files that were read
+	seen    []stamp    // the versions of the files that were read
 
 	mu      sync.Mutex
 	value   T
 	has     bool
-	problem error // of the last attempt
+	problem error // the error of the last attempt
 }
 
-// stamp tells versions of a file apart. Its time alone does not: clocks jump, and have ticks.
+// stamp identifies a version of a file. The time alone does not: clocks jump, and have a limited resolution.
 type stamp struct {
 	changed time.Time
 	size    int64
 	info    os.FileInfo
 }
 
-// NewValue returns the value that parse makes of the contents of files, in their order. what says in
-// messages what it is. Nothing is read before Read or Follow.
+// NewValue returns the value that parse computes from the contents of the files, in their order. what names the
+// value in messages. Nothing is read before Read or Follow.
 func NewValue[T any](what string, parse func([][]byte) (T, error), log logr.Logger, paths ...string) *Value[T] {
 	return &Value[T]{what: what, paths: paths, parse: parse, log: log}
 }
 
-// Get returns the value. Its error wraps ErrNotRead. It does not wait for the disk.
+// Get returns the value. If it was never read, the error wraps ErrNotRead. Get does not wait for the disk.
 func (v *Value[T]) Get() (T, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -67,13 +67,13 @@ func (v *Value[T]) Get() (T, error) {
 	return v.value, nil
 }
 
-// Read reads the files if one of them is another one than before. If that fails the value stays.
+// Read reads the files if one of them has changed. If that fails, the value does not change.
 func (v *Value[T]) Read() error {
 	v.reading.Lock()
 	defer v.reading.Unlock()
 	stamps, err := stampsOf(v.paths)
 	if err == nil && equal(stamps, v.seen) {
-		v.settle(nil) // it may have been missing for a while
+		v.settle(nil) // a file may have been missing meanwhile
 		return nil
 	}
 	var value T
@@ -128,7 +128,7 @@ func (v *Value[T]) Follow(ctx context.Context) {
 		}
 		if now != "" && now != logged {
 			_, err := v.Get()
-			v.log.Info("A file cannot be used", "reason", now, "theLastContentIsUsed", err == nil)
+			v.log.Info("Reading a file failed", "reason", now, "theLastContentIsUsed", err == nil)
 		}
 		logged = now
 		select {
@@ -163,9 +163,9 @@ func equal(a, b []stamp) bool {
 	return true
 }
 
-// Read reads a regular file of up to 1 MiB.
+// Read reads a regular file of up to maxSize bytes.
 func Read(path string) ([]byte, error) {
-	info, err := os.Stat(path) // to open a pipe could take forever
+	info, err := os.Stat(path) // opening a pipe could block forever
 	if err != nil {
 		return nil, err
 	}
@@ -184,8 +184,8 @@ func Read(path string) ([]byte, error) {
 	return text, err
 }
 
-// Write replaces a file with one of mode 0600, so that after a loss of power it has the old or the new
-// content, and the new one once Write has returned.
+// Write replaces a file by one with mode 0600. After a power failure the file has the old or the new content,
+// and the new one if Write has returned.
 func Write(path string, content []byte) error {
 	temporary := path + ".tmp"
 	file, err := os.OpenFile(temporary, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
@@ -202,7 +202,7 @@ func Write(path string, content []byte) error {
 	return syncDirectory(filepath.Dir(path))
 }
 
-// syncDirectory makes the names of files durable.
+// syncDirectory makes file names durable.
 func syncDirectory(path string) error {
 	dir, err := os.Open(path)
 	if err != nil {

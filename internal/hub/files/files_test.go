@@ -119,7 +119,7 @@ func TestFollowReadsChangesAndLogsEachProblemOnce(t *testing.T) {
 		}
 		write(t, path, "half")
 		later()
-		if n := strings.Count(logged.String(), "cannot be used"); n != 2 {
+		if n := strings.Count(logged.String(), "Reading a file failed"); n != 2 {
 			t.Errorf("two problems are logged %d times:\n%s", n, logged.String())
 		}
 		cancel()

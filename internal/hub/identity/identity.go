@@ -1,6 +1,5 @@
-// Package identity tells who sends a request to the hub, and proves it. The node's own certificate
-// is used for the node only: a pod that reaches the hub gets nothing by it. It must not know what
-// is asked for.
+// Package identity determines the caller of a request to the hub. Only the node itself may use the node's
+// certificate: a pod that reaches the hub gets nothing by it. The package must not know what is requested.
 package identity
 
 import (
@@ -19,10 +18,10 @@ import (
 	"time"
 )
 
-// Caller is who sends a request.
+// Caller is the identity that sends a request.
 type Caller struct {
-	// Name is the identity whose answers are kept together. That of a token is what the token says,
-	// and is proven only by an API server that accepts it: see Tokens.
+	// Name is the identity for which responses are cached. For a token it is read from the token, and is proven
+	// only when an API server accepts the token: see Tokens.
 	Name string
 	// IsNode is true for the node itself, for which the hub uses the node's certificate.
 	IsNode bool
@@ -30,18 +29,18 @@ type Caller struct {
 	Token string
 }
 
-// node is the name of the node as a caller, and pool that of the node for what belongs to its pool.
+// node is the name of the node as a caller, and pool its name when it reads objects of its pool.
 const node, pool = "node", "pool"
 
-// OfNode returns the node as a caller. Only the hub itself may use it without a proof.
+// OfNode returns the node as a caller. Only the hub itself may use it without credentials.
 func OfNode() Caller { return Caller{Name: node, IsNode: true} }
 
-// OfPool returns the node as a caller that reads what belongs to its pool, which is kept apart from what the node
-// needs itself. Only the hub itself may use it.
+// OfPool returns the node as a caller that reads objects of its pool. These are cached separately from the
+// objects that the node itself reads. Only the hub itself may use it.
 func OfPool() Caller { return Caller{Name: pool, IsNode: true} }
 
-// User returns the name that the API server has for a caller, as far as its token tells: "" if that is
-// opaque. It is proven only by an API server that accepts the token.
+// User returns the Kubernetes user name of a caller, or "" if its token is opaque. The name is proven only when
+// an API server accepts the token.
 func (c Caller) User(nodeName string) string {
 	if c.IsNode {
 		return "system:node:" + nodeName
@@ -54,47 +53,46 @@ func (c Caller) User(nodeName string) string {
 	return ""
 }
 
-// ErrNobody is the error of a request without a proof of who sends it.
-var ErrNobody = errors.New("who asks? Send a bearer token, or the client certificate of this node")
+// ErrNobody is the error of a request without valid credentials.
+var ErrNobody = errors.New("no credentials: send a bearer token or this node's client certificate")
 
-// Recognizer recognizes callers.
+// Recognizer determines the callers of requests.
 type Recognizer struct {
 	// NodeName is the name of the node.
 	NodeName string
-	// Tokens has the secret with which tokens are hashed.
+	// Tokens has the secret for hashing tokens.
 	Tokens *Tokens
 	// ClientRoots returns the CAs of client certificates.
 	ClientRoots func() *x509.CertPool
-	// Renews reports whether a certificate of the node could have been renewed: the cloud has been reachable for
-	// long enough. While it could not, one that has expired is accepted, and one that is not valid yet, because the
-	// clock may be wrong after a loss of power.
+	// Renews reports whether a certificate of the node could have been renewed: the cloud has been reachable
+	// for long enough. Otherwise a certificate that has expired, or is not valid yet, is accepted: the clock
+	// may be wrong after a power failure.
 	Renews func() bool
 	// Now is the clock.
 	Now func() time.Time
 
 	mu sync.Mutex
-	// by are the CAs that have verified the certificates in verified, and these from when to when that
-	// holds: to verify one takes
-	// as long as all else that is done for a small request.
+	// verified caches verified certificates with their validity, and by are the CAs that verified them:
+	// verifying a certificate takes as long as the rest of a small request.
 	by       *x509.CertPool
 	verified map[[sha256.Size]byte]validity
 }
 
-// validity is from when to when all certificates of a chain are valid.
+// validity is the time in which all certificates of a chain are valid.
 type validity struct{ from, to time.Time }
 
-// maxVerified bounds the certificates that are remembered. A node has one, and a new one some times a
+// maxVerified is the most certificates in Recognizer.verified. A node has one, and gets a new one a few times a
 // year.
 const maxVerified = 16
 
-// Recognize returns who sends a request, or ErrNobody, wrapped. A token counts before a
-// certificate: what a client sends by name is what it means. A header that an API server may read in
-// another way is refused, so that the token of a Caller is the one that the API server judges.
+// Recognize returns the caller of a request, or an error that wraps ErrNobody. If a client sends a token and a
+// certificate, the token is used, because the client chose to send it. A header that an API server may parse
+// differently is rejected, so that Caller.Token is the token that the API server checks.
 func (r *Recognizer) Recognize(q *http.Request) (Caller, error) {
 	if headers := q.Header.Values("Authorization"); len(headers) > 0 {
 		kind, token, _ := strings.Cut(headers[0], " ")
 		if len(headers) > 1 || !strings.EqualFold(kind, "Bearer") || !isToken(token) {
-			return Caller{}, fmt.Errorf("the header Authorization is not one bearer token: %w", ErrNobody)
+			return Caller{}, fmt.Errorf("the header Authorization is not a single bearer token: %w", ErrNobody)
 		}
 		return Caller{Name: r.nameOf(token), Token: token}, nil
 	}
@@ -102,12 +100,12 @@ func (r *Recognizer) Recognize(q *http.Request) (Caller, error) {
 		return Caller{}, ErrNobody
 	}
 	if err := r.isNode(q.TLS.PeerCertificates); err != nil {
-		return Caller{}, fmt.Errorf("the client certificate is not that of this node (%w): %w", err, ErrNobody)
+		return Caller{}, fmt.Errorf("the client certificate is not this node's (%w): %w", err, ErrNobody)
 	}
 	return OfNode(), nil
 }
 
-// isToken reports whether a text has the characters of a bearer token: RFC 6750, section 2.1.
+// isToken reports whether a string has only the characters of a bearer token: RFC 6750, section 2.1.
 func isToken(text string) bool {
 	for _, c := range []byte(text) {
 		isLetter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
@@ -121,7 +119,7 @@ func isToken(text string) bool {
 func (r *Recognizer) isNode(chain []*x509.Certificate) error {
 	leaf := chain[0]
 	if want := "system:node:" + r.NodeName; leaf.Subject.CommonName != want {
-		return fmt.Errorf("it is that of %q, not of %q", leaf.Subject.CommonName, want)
+		return fmt.Errorf("its common name is %q, not %q", leaf.Subject.CommonName, want)
 	}
 	if !slices.Contains(leaf.Subject.Organization, "system:nodes") {
 		return errors.New("its organization is not system:nodes")
@@ -163,13 +161,13 @@ func (r *Recognizer) isNode(chain []*x509.Certificate) error {
 func sumOf(chain []*x509.Certificate) (sum [sha256.Size]byte) {
 	h := sha256.New()
 	for _, c := range chain {
-		h.Write(c.Raw) // it has its own length
+		h.Write(c.Raw) // a certificate contains its own length
 	}
 	h.Sum(sum[:0])
 	return sum
 }
 
-// remember remembers that a chain was verified by CAs.
+// remember records that a chain was verified by CAs.
 func (r *Recognizer) remember(by *x509.CertPool, key [sha256.Size]byte, chain []*x509.Certificate) {
 	v := validity{chain[0].NotBefore, chain[0].NotAfter}
 	for _, c := range chain[1:] {
@@ -191,17 +189,17 @@ func (r *Recognizer) remember(by *x509.CertPool, key [sha256.Size]byte, chain []
 	r.verified[key] = v
 }
 
-// timely are the claims that differ from one token of somebody to the next: those of OpenID Connect, Keycloak's
+// timely are the claims that differ between the tokens of one user: those of OpenID Connect, Keycloak's
 // session_state, and Microsoft Entra's aio, rh and uti.
 var timely = []string{"exp", "iat", "nbf", "jti", "auth_time", "nonce", "sid", "at_hash", "c_hash", "session_state", "aio", "rh", "uti"}
 
-// ofAccount begins the subject of the tokens of ServiceAccounts.
+// ofAccount is the prefix of the subject of ServiceAccount tokens.
 const ofAccount = "system:serviceaccount:"
 
-// nameOf returns the identity that a token claims, or for a token that is no JWT, a hash of it. Of a
-// ServiceAccount that is the subject. An API server may give others their rights by any claim, such as
-// groups, so all claims are part of theirs but those that are timely. A hash is made with the secret of
-// the tokens, because it is on disk and in the status.
+// nameOf returns the identity that a token claims. For a ServiceAccount that is the subject. For other users,
+// an API server may grant permissions by any claim, such as groups, so the identity includes a hash of all
+// claims except the timely ones. For a token that is not a JWT it is a hash of the token. Hashes are keyed with
+// the secret of Tokens, because identities are stored on disk and shown in the status.
 func (r *Recognizer) nameOf(token string) string {
 	if parts := strings.Split(token, "."); len(parts) == 3 {
 		claims := map[string]any{}
@@ -216,7 +214,7 @@ func (r *Recognizer) nameOf(token string) string {
 				for _, claim := range timely {
 					delete(claims, claim)
 				}
-				rest, err := json.Marshal(claims) // its keys are sorted
+				rest, err := json.Marshal(claims) // the keys are sorted
 				if err == nil {
 					return "subject:" + issuer + "+" + r.Tokens.hash(string(rest))[:claimsShown] + "#" + subject
 				}
@@ -226,26 +224,26 @@ func (r *Recognizer) nameOf(token string) string {
 	return "token:" + r.Tokens.hash(token)
 }
 
-// claimsShown is how many digits of the hash of claims are part of an identity.
+// claimsShown is how many digits of the hash of the claims are part of an identity.
 const claimsShown = 32
 
-// maxTokens bounds the tokens that are remembered.
+// maxTokens is the most tokens in Tokens.known.
 const maxTokens = 10000
 
-// Tokens remembers which tokens an API server has accepted, so that they are known while it is
-// away. It keeps no token, only a hash with a secret. It is safe for concurrent use.
+// Tokens records which tokens an API server has accepted, for use while offline. It stores only a keyed hash of
+// each token. It is safe for concurrent use.
 type Tokens struct {
 	secret []byte
 
 	changed chan struct{} // has an element if a token became known or was forgotten
 
 	mu    sync.Mutex
-	known map[string]time.Time // when it was last accepted, by hash
-	// refused is since when known tokens are refused, by hash.
+	known map[string]time.Time // time of the last acceptance, by hash
+	// refused is the time since which a known token is refused, by hash.
 	refused map[string]time.Time
 }
 
-// NewTokens returns a memory of tokens with what Known returned earlier.
+// NewTokens returns Tokens with the known tokens of an earlier process: see Known.
 func NewTokens(secret []byte, known map[string]time.Time) *Tokens {
 	t := &Tokens{secret: secret, changed: make(chan struct{}, 1), known: map[string]time.Time{}}
 	for hash, at := range known {
@@ -260,7 +258,7 @@ func (t *Tokens) hash(token string) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// Accepted remembers that an API server accepted a token.
+// Accepted records that an API server accepted a token.
 func (t *Tokens) Accepted(token string, at time.Time) (isNew bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -284,11 +282,11 @@ func (t *Tokens) Accepted(token string, at time.Time) (isNew bool) {
 	return !known
 }
 
-// forgetAfter is for how long an API server must refuse a token, with no success in between, until it is
-// forgotten. One that starts may refuse all for a moment.
+// forgetAfter is how long API servers must refuse a token, without accepting it in between, before it is
+// forgotten. An API server that is starting may refuse all tokens for a moment.
 const forgetAfter = time.Minute
 
-// Refused notes that an API server refused a token. It is forgotten once that lasts for forgetAfter.
+// Refused records that an API server refused a token. The token is forgotten after forgetAfter.
 func (t *Tokens) Refused(token string, at time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -317,12 +315,11 @@ func (t *Tokens) tell() {
 	}
 }
 
-// Changed returns a channel that has an element once a token has become known or was forgotten since
-// the last one was received.
+// Changed returns a channel. It has an element if a token became known or was forgotten since the last receive.
 func (t *Tokens) Changed() <-chan struct{} { return t.changed }
 
-// Knows reports whether an API server accepted the token when it last saw it. A token that has
-// expired since counts: nobody can renew it while the cloud is away.
+// Knows reports whether an API server accepted the token the last time. A token that has expired since is still
+// known: it cannot be renewed while offline.
 func (t *Tokens) Knows(token string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -330,7 +327,7 @@ func (t *Tokens) Knows(token string) bool {
 	return known
 }
 
-// Known returns the hashes of the known tokens, and when they were last accepted.
+// Known returns the hashes of the known tokens, with the time of the last acceptance.
 func (t *Tokens) Known() map[string]time.Time {
 	t.mu.Lock()
 	defer t.mu.Unlock()

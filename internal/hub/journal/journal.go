@@ -21,7 +21,7 @@ type Outcome string
 const (
 	// Replayed means that an API server accepted it.
 	Replayed Outcome = "Replayed"
-	// Refused means that an API server rejected it permanently, for example because its object is deleted.
+	// Refused means that an API server refused it permanently, for example because its object is deleted.
 	Refused Outcome = "Refused"
 	// Outdated means that the cloud has a newer version, or that the Lease expired before it could be sent.
 	Outdated Outcome = "Outdated"

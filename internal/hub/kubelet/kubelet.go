@@ -1,7 +1,8 @@
-// Package kubelet reaches the kubelet of the node, with and without the cloud: its logs for who has the node's
-// certificate, and more for the API server of the node's pool.
-// The kubelet is asked with a token that the hub has made, and asks the API server whose that is and what it may.
-// These questions come through the hub, which answers them itself, for this token only: nobody else ever has it.
+// Package kubelet sends requests to the kubelet of the node, online and offline: for logs, on behalf of callers
+// with the node's certificate, and for more, on behalf of the API server of the node's pool. The hub
+// authenticates to the kubelet with a token that it generates itself. The kubelet asks the API server, through
+// the hub, to review the token and its permissions. The hub answers these reviews itself, for this token only.
+// The token is never given to another program.
 package kubelet
 
 import (
@@ -33,14 +34,14 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// user is whom the kubelet takes the hub for.
+// user is the user name of the hub for the kubelet.
 const user = "atoll:hub"
 
 const (
-	// greetWithin bounds how long the kubelet may take for the handshake of TLS. How long it may take for an answer is
-	// not bounded: to a request that follows a quiet container it sends nothing, not even headers.
+	// greetWithin is the timeout of the TLS handshake with the kubelet. There is no timeout for a response:
+	// when following the log of a quiet container, the kubelet sends nothing, not even headers.
 	greetWithin = 10 * time.Second
-	// maxReason bounds what is read of why the kubelet refuses a request, in bytes.
+	// maxReason is how many bytes are read of the body of an error response.
 	maxReason = 4 << 10
 )
 
@@ -51,31 +52,32 @@ var codecs = func() serializer.CodecFactory {
 	return serializer.NewCodecFactory(scheme)
 }()
 
-// Kubelet is that of the node.
+// Kubelet is the kubelet of the node.
 type Kubelet struct {
 	nodeName, address string
 	certificateFiles  []string
-	// token is shown to the kubelet, and uid is that of its user. Both are random, and in memory only.
+	// token is the hub's token for the kubelet, and uid is the UID of its user. Both are random, and in memory
+	// only.
 	token, uid string
 	transport  *http.Transport
-	// open tells that requests of the pool's API server are passed on.
+	// open is whether requests of the pool's API server are forwarded.
 	open atomic.Bool
 }
 
-// New returns the kubelet of a node. It serves at an address and port, with the first certificate of the first file in
-// PEM that is there.
+// New returns the kubelet at an address and port. Its serving certificate is the first certificate in the first
+// file (PEM) that exists.
 func New(nodeName, address string, certificateFiles ...string) *Kubelet {
 	k := &Kubelet{nodeName: nodeName, address: address, certificateFiles: certificateFiles, token: rand.Text() + rand.Text(), uid: string(uuid.NewUUID())}
 	k.transport = &http.Transport{
 		TLSHandshakeTimeout: greetWithin, IdleConnTimeout: time.Minute,
-		// Its certificate is signed by nobody whom others know, may be of a name only, and may have expired while
-		// nobody could renew it: it is compared.
+		// The kubelet's certificate may be self-signed, without the IP address, or expired while it could not
+		// be renewed. So verify compares it with the file.
 		TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: true, VerifyConnection: k.verify}, //nolint:gosec // see above
 	}
 	return k
 }
 
-// verify returns an error unless the certificate of a connection is that of the file.
+// verify returns an error unless the certificate of a connection is the one in the file.
 func (k *Kubelet) verify(c tls.ConnectionState) error {
 	var file string
 	var text []byte
@@ -97,10 +99,10 @@ func (k *Kubelet) verify(c tls.ConnectionState) error {
 		}
 		break
 	}
-	return fmt.Errorf("who serves at %s has not the certificate of %s", k.address, file)
+	return fmt.Errorf("the server at %s does not use the certificate in %s", k.address, file)
 }
 
-// RefusedError is the error of a request that the kubelet refuses.
+// RefusedError is the error of a request that the kubelet or the hub rejects, with the HTTP status code.
 type RefusedError struct {
 	Code int
 	Text string
@@ -109,16 +111,16 @@ type RefusedError struct {
 // Error implements error.
 func (e *RefusedError) Error() string { return e.Text }
 
-// Log returns what a container has written; query is that of the request to an API server. A RefusedError is what
-// the kubelet says, for example that there is no such pod on the node.
+// Log returns the log of a container; query is from the request to an API server. A RefusedError has the
+// kubelet's error message, for example that the pod does not exist on the node.
 func (k *Kubelet) Log(ctx context.Context, namespace, pod string, query url.Values) (*http.Response, error) {
 	container := query.Get("container")
 	if container == "" {
-		return nil, &RefusedError{http.StatusBadRequest, "the request names no container: kubectl logs POD -c CONTAINER"}
+		return nil, &RefusedError{http.StatusBadRequest, "the request has no container: use kubectl logs POD -c CONTAINER"}
 	}
 	for _, name := range []string{namespace, pod, container} {
-		if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 { // it would be another path
-			return nil, &RefusedError{http.StatusBadRequest, fmt.Sprintf("%q is no name: %s", name, problems[0])}
+		if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 { // it could change the path
+			return nil, &RefusedError{http.StatusBadRequest, fmt.Sprintf("%q is not a valid name: %s", name, problems[0])}
 		}
 	}
 	query.Del("container")
@@ -130,7 +132,7 @@ func (k *Kubelet) Log(ctx context.Context, namespace, pod string, query url.Valu
 	r.Header.Set("Authorization", "Bearer "+k.token)
 	response, err := k.transport.RoundTrip(r)
 	if err != nil {
-		return nil, fmt.Errorf("asking the kubelet: %w", err)
+		return nil, fmt.Errorf("sending a request to the kubelet: %w", err)
 	}
 	if response.StatusCode == http.StatusOK {
 		return response, nil
@@ -141,44 +143,44 @@ func (k *Kubelet) Log(ctx context.Context, namespace, pod string, query url.Valu
 	return nil, &RefusedError{response.StatusCode, reasonIn(response)}
 }
 
-// reasonIn reads why the kubelet has refused a request.
+// reasonIn reads the error message of a kubelet's response.
 func reasonIn(response *http.Response) string {
 	defer response.Body.Close()
 	reason, _ := io.ReadAll(io.LimitReader(response.Body, maxReason))
 	return strings.TrimSpace(string(reason))
 }
 
-// refusal returns the error of an answer if the kubelet refuses the hub itself.
+// refusal returns an error if a response means that the kubelet refuses the hub itself.
 func refusal(response *http.Response) error {
 	switch response.StatusCode {
 	case http.StatusUnauthorized, http.StatusForbidden:
-		return fmt.Errorf("the kubelet refuses the hub (%s %s): it needs authentication.webhook.enabled and authorization.mode Webhook, and a kubeconfig that leads to the hub", response.Status, reasonIn(response))
+		return fmt.Errorf("the kubelet refuses the hub (%s %s): it needs authentication.webhook.enabled and authorization.mode Webhook, and a kubeconfig with the hub as its server", response.Status, reasonIn(response))
 	}
 	return nil
 }
 
-// Try asks the kubelet for what the pool's API server asks it for, too, and returns why the kubelet refuses the hub; nil if it
-// does not, or cannot be asked.
+// Try sends the kubelet a request of the kind that the pool's API server sends. It returns why the kubelet
+// refuses the hub; nil if it accepts the hub, or cannot be reached.
 func (k *Kubelet) Try(ctx context.Context) error {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+k.address+"/metrics/resource", nil)
 	if err != nil {
-		return nil // the address is that of all requests
+		return nil // other requests report an invalid address
 	}
 	r.Header.Set("Authorization", "Bearer "+k.token)
 	response, err := k.transport.RoundTrip(r)
 	if err != nil {
-		return nil // it does not run
+		return nil // the kubelet does not run
 	}
 	defer response.Body.Close()
 	return refusal(response)
 }
 
-// Open says whether requests of the pool's API server are passed on. A kubelet remembers for some minutes what it was
-// allowed.
+// Open sets whether requests of the pool's API server are forwarded. A kubelet caches permissions for some
+// minutes.
 func (k *Kubelet) Open(is bool) { k.open.Store(is) }
 
-// Pass passes a request of the pool's API server on, which its caller has checked, with the hub's token. It writes why a
-// request fails.
+// Pass forwards a request of the pool's API server to the kubelet, with the hub's token. The caller has checked
+// the request. If that fails, Pass writes the error to the client.
 func (k *Kubelet) Pass(w http.ResponseWriter, r *http.Request) {
 	(&httputil.ReverseProxy{
 		Rewrite: func(p *httputil.ProxyRequest) {
@@ -192,13 +194,13 @@ func (k *Kubelet) Pass(w http.ResponseWriter, r *http.Request) {
 		},
 		Transport: k.transport, FlushInterval: -1, ModifyResponse: refusal, ErrorLog: stdlog.New(io.Discard, "", 0), // the client gets the error
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
-			http.Error(w, "asking the kubelet: "+err.Error(), http.StatusServiceUnavailable)
+			http.Error(w, "sending a request to the kubelet: "+err.Error(), http.StatusServiceUnavailable)
 		},
 	}).ServeHTTP(w, r)
 }
 
-// Review answers a TokenReview or a SubjectAccessReview of the kubelet that is about the hub. It returns nil for all
-// others, which are for the API server.
+// Review answers a TokenReview or a SubjectAccessReview of the kubelet that is about the hub. It returns nil
+// for all other reviews: forward them to the API server.
 func (k *Kubelet) Review(question []byte) runtime.Object {
 	if !bytes.Contains(question, []byte(k.token)) && !bytes.Contains(question, []byte(k.uid)) {
 		return nil
@@ -213,7 +215,7 @@ func (k *Kubelet) Review(question []byte) runtime.Object {
 			return nil
 		}
 		review.APIVersion, review.Kind = authenticationv1.SchemeGroupVersion.String(), "TokenReview"
-		review.Spec.Token = "" // nobody has to read it again
+		review.Spec.Token = "" // do not return the token
 		review.Status = authenticationv1.TokenReviewStatus{Authenticated: true, User: authenticationv1.UserInfo{Username: user, UID: k.uid}, Audiences: review.Spec.Audiences}
 		return review
 	case *authorizationv1.SubjectAccessReview:
@@ -227,14 +229,14 @@ func (k *Kubelet) Review(question []byte) runtime.Object {
 	return nil
 }
 
-// allows reports whether the hub needs a right. A kubelet has none that is smaller than nodes/proxy for logs, exec,
-// attach and port-forward.
+// allows reports whether the hub has a permission. The smallest permission for logs, exec, attach and
+// port-forward in a kubelet is nodes/proxy.
 func (k *Kubelet) allows(a *authorizationv1.ResourceAttributes) bool {
 	if a == nil || a.Group != "" || a.Resource != "nodes" || a.Name != k.nodeName {
 		return false
 	}
 	switch a.Verb + " " + a.Subresource {
-	case "get proxy": // logs, also those for the node itself
+	case "get proxy": // for logs, including those requested by the node itself
 		return true
 	case "create proxy", "get stats", "get metrics":
 		return k.open.Load()
@@ -242,7 +244,7 @@ func (k *Kubelet) allows(a *authorizationv1.ResourceAttributes) bool {
 	return false
 }
 
-// ReasonOf returns the code and the text for a client whose request failed.
+// ReasonOf returns the status code and the message for the client of a failed request.
 func ReasonOf(err error) (code int, text string) {
 	if refused := (*RefusedError)(nil); errors.As(err, &refused) {
 		return refused.Code, refused.Text

@@ -1,11 +1,11 @@
-// Package nodecert requests certificates of the node from the API servers, and renews them: its client certificate, as
-// a kubelet does, by a CertificateSigningRequest with a bootstrap token at first and with the certificate itself later;
-// and others, of other signers, always as the node. It must not know how the API servers are reached.
+// Package nodecert requests certificates of the node from the API servers, and renews them. It requests the
+// client certificate as a kubelet does: by a CertificateSigningRequest, first with a bootstrap token and later
+// with the certificate itself. It requests certificates of other signers always as the node. The package must
+// not know how the API servers are reached.
 //
-// This is not k8s.io/client-go/util/certificate, which needs the clients of all kinds: 13 MB of program
-// and 10 MB of memory on each node. That package also forgets a certificate that looks expired when it
-// starts, which a clock that is wrong after a loss of power makes of each one, and fails if its file is
-// damaged.
+// It does not use k8s.io/client-go/util/certificate. That package needs the clients of all kinds: 13 MB of
+// program and 10 MB of memory on each node. At its start it also forgets a certificate that looks expired,
+// which any certificate does if the clock is wrong after a power failure, and it fails if its file is damaged.
 package nodecert
 
 import (
@@ -31,74 +31,75 @@ import (
 )
 
 const (
-	// lookEvery is the time between two looks at whether the certificate is due, and the longest between
-	// two questions whether a request is approved. The first of them is after askAfter.
+	// lookEvery is the time between two checks whether the certificate is due, and the longest time between two
+	// checks whether a request is approved. askAfter is the time until the first check of a request.
 	lookEvery, askAfter = time.Minute, 5 * time.Second
-	// againAfter is the time until an attempt that failed is repeated. It doubles up to maxAgain. After a
-	// refusal it is afterRefusal: each attempt then leaves a request in the API server.
+	// againAfter is the time until a failed attempt is repeated. It doubles up to maxAgain. After a refusal it
+	// is afterRefusal, because each attempt leaves a CertificateSigningRequest in the API server.
 	againAfter, maxAgain, afterRefusal = 2 * time.Second, 30 * time.Second, 10 * time.Minute
-	// answerWithin bounds the wait for an answer.
+	// answerWithin is how long to wait for a response.
 	answerWithin = 15 * time.Second
-	// renewFrom and renewSpread say between which parts of the life of a certificate it is renewed, by chance, so that the
-	// nodes of a cluster do not ask at the same time.
+	// A certificate is renewed after a random part of its lifetime, from renewFrom to renewFrom+renewSpread, so
+	// that the nodes of a cluster do not renew at the same time.
 	renewFrom, renewSpread = 0.7, 0.2
 )
 
 // The files in the directory of a Manager.
 const (
 	certFile    = "node.pem"    // the certificate, and its key
-	pendingFile = "pending.key" // the key of the request that is not answered yet
+	pendingFile = "pending.key" // the key of the request in progress
 )
 
 // Options configure a Manager.
 type Options struct {
 	// NodeName is the name of the node.
 	NodeName string
-	// Directory is where the certificate is kept. It is made with mode 0700.
+	// Directory is where the certificate is stored. It is created with mode 0700.
 	Directory string
-	// Bootstrap is the path of a kubeconfig with a bootstrap token. It is read only when there is no
-	// certificate that can be used.
+	// Bootstrap is the path of a kubeconfig with a bootstrap token. It is read only when there is no usable
+	// certificate.
 	Bootstrap string
-	// Purpose is what the certificate is for; nil for the client certificate of the node. With a purpose there is no
-	// Bootstrap.
+	// Purpose is the purpose of the certificate; nil for the client certificate of the node. Bootstrap is not
+	// used with a purpose.
 	Purpose *Purpose
-	// Send sends a request to an API server: as the node, with its client certificate, or as whom its headers say.
+	// Send sends a request to an API server: as the node, with its client certificate, or with the credentials
+	// in its headers.
 	Send func(r *http.Request, asNode bool) (*http.Response, error)
 	// Now is the clock.
 	Now func() time.Time
 	Log logr.Logger
 }
 
-// Purpose is what a certificate is for that is not the client certificate of the node.
+// Purpose is the purpose of a certificate other than the client certificate of the node.
 type Purpose struct {
 	Signer string
 	Usages []certificatesv1.KeyUsage
-	// Wanted returns the addresses that the certificate is to be for, and the CAs that clients trust. While it returns an
+	// Wanted returns the addresses for the certificate, and the CAs that clients trust. While it returns an
 	// error, no certificate is requested.
 	Wanted func() (addresses []net.IP, roots *x509.CertPool, err error)
-	// RenewFrom is the part of its life after which a certificate is renewed.
+	// RenewFrom is the part of its lifetime after which a certificate is renewed.
 	RenewFrom float64
 }
 
-// Manager has a certificate of the node. It is safe for concurrent use.
+// Manager requests, stores and renews one certificate of the node. It is safe for concurrent use.
 type Manager struct {
 	o Options
-	// repeats are the attempts with the same outcome before the last one, and wasWaiting is whether that
-	// was that the request waits. Both are for Run only, as share and pending are.
+	// repeats is the number of attempts before the last one with the same outcome. wasWaiting is whether the
+	// request was waiting for approval at the last attempt. Only Run uses them, share and pending.
 	repeats    int
 	wasWaiting bool
-	// share is the part of the life of the present certificate after which it is renewed.
+	// share is the part of the lifetime of the current certificate after which it is renewed.
 	share float64
-	// pending is the key of the request that is not answered yet; nil if there is none.
+	// pending is the key of the request in progress; nil if there is none.
 	pending *ecdsa.PrivateKey
 
 	mu      sync.Mutex
 	current *tls.Certificate
 	unsaved []byte // the certificate and its key, if they are not on disk
-	problem error  // why it is not requested, or not renewed
+	problem error  // why there is no certificate, or no renewed one
 }
 
-// New returns a Manager with the certificate that was kept, if there is one.
+// New returns a Manager with the stored certificate, if there is one.
 func New(o Options) *Manager {
 	m := &Manager{o: o}
 	m.share = m.nextShare()
@@ -110,9 +111,9 @@ func New(o Options) *Manager {
 			return m
 		}
 	}
-	m.problem = errors.New("it is not requested yet")
+	m.problem = errors.New("not requested yet")
 	if !errors.Is(err, os.ErrNotExist) {
-		o.Log.Error(err, "The certificate of the node cannot be read, and is requested anew", "file", m.path(certFile))
+		o.Log.Error(err, "The stored certificate of the node cannot be read; requesting a new one", "file", m.path(certFile))
 	}
 	return m
 }
@@ -127,8 +128,8 @@ func (m *Manager) nextShare() float64 {
 
 func (m *Manager) path(name string) string { return filepath.Join(m.o.Directory, name) }
 
-// Current returns the certificate. One that has expired stays, and counts again if the clock is set
-// back.
+// Current returns the certificate. An expired certificate is an error, but is not removed: it is valid again if
+// the clock is set back.
 func (m *Manager) Current() (*tls.Certificate, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -138,15 +139,15 @@ func (m *Manager) Current() (*tls.Certificate, error) {
 	case isExpired(m.current.Leaf, m.o.Now()):
 		why := m.problem
 		if why == nil {
-			why = errors.New("it is not renewed yet")
+			why = errors.New("not renewed")
 		}
-		return nil, fmt.Errorf("it has expired at %s: %w", m.current.Leaf.NotAfter.UTC().Format(time.RFC3339), why)
+		return nil, fmt.Errorf("the certificate expired at %s: %w", m.current.Leaf.NotAfter.UTC().Format(time.RFC3339), why)
 	}
 	return m.current, nil
 }
 
-// State returns when the certificate expires, zero if there is none, and why there is none or why it is
-// not renewed yet; nil if all is well.
+// State returns when the certificate expires (zero if there is none), and why there is no certificate or it was
+// not renewed (nil if there is no problem).
 func (m *Manager) State() (expires time.Time, problem error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -179,12 +180,12 @@ func (m *Manager) Run(ctx context.Context) {
 
 func isExpired(leaf *x509.Certificate, now time.Time) bool { return now.After(leaf.NotAfter) }
 
-// renewAt returns when a certificate is due: after this part of its life.
+// renewAt returns when a certificate is due: after the given part of its lifetime.
 func renewAt(leaf *x509.Certificate, share float64) time.Time {
 	return leaf.NotBefore.Add(time.Duration(share * float64(leaf.NotAfter.Sub(leaf.NotBefore))))
 }
 
-// isDue reports whether a certificate is to be requested. The error is that of Wanted.
+// isDue reports whether a certificate must be requested now. The error is from Wanted.
 func (m *Manager) isDue() (bool, error) {
 	if p := m.o.Purpose; p != nil {
 		if _, _, err := p.Wanted(); err != nil {
@@ -206,23 +207,24 @@ func (m *Manager) isDue() (bool, error) {
 	return isDue, nil
 }
 
-// misfit returns why a certificate cannot be used for a purpose, nil while nobody knows. Its time does not matter.
+// misfit returns why a certificate cannot be used for a purpose; nil if it can, or if Wanted fails. It does not
+// check whether the certificate has expired.
 func (p *Purpose) misfit(leaf *x509.Certificate) error {
 	if p == nil {
 		return nil
 	}
 	addresses, roots, unknown := p.Wanted()
 	if unknown != nil {
-		return nil //nolint:nilerr // what is there serves on
+		return nil //nolint:nilerr // the current certificate stays in use
 	}
 	if !slices.EqualFunc(addresses, leaf.IPAddresses, net.IP.Equal) {
-		return fmt.Errorf("it is for %v, not for %v", leaf.IPAddresses, addresses)
+		return fmt.Errorf("the certificate is for the addresses %v, not for %v", leaf.IPAddresses, addresses)
 	}
 	_, err := leaf.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: leaf.NotBefore, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
 	return err
 }
 
-// attempt asks once, and returns the time until the next attempt.
+// attempt makes one attempt, and returns the time until the next one.
 func (m *Manager) attempt(ctx context.Context) time.Duration {
 	err := m.request(ctx)
 	if ctx.Err() != nil {
@@ -250,7 +252,7 @@ func (m *Manager) attempt(ctx context.Context) time.Duration {
 		return doubled(askAfter, lookEvery)
 	}
 	if isNew {
-		m.o.Log.Error(err, "There is no new certificate of the node")
+		m.o.Log.Error(err, "Requesting a certificate of the node failed")
 	}
 	if errors.Is(err, errRefused) {
 		return afterRefusal
@@ -258,7 +260,7 @@ func (m *Manager) attempt(ctx context.Context) time.Duration {
 	return doubled(againAfter, maxAgain)
 }
 
-// request makes the request, or looks at what became of it, and takes the certificate if it is there.
+// request creates the CertificateSigningRequest, or reads it, and uses the certificate if it is issued.
 func (m *Manager) request(ctx context.Context) error {
 	key, err := m.pendingKey()
 	if err != nil {
@@ -303,8 +305,8 @@ func (m *Manager) request(ctx context.Context) error {
 	return nil
 }
 
-// pendingKey returns the key of the request that is not answered yet. It is kept, so that a restart
-// makes no second request.
+// pendingKey returns the key of the request in progress. The key is stored, so that a restart does not create a
+// second request.
 func (m *Manager) pendingKey() (*ecdsa.PrivateKey, error) {
 	if m.pending != nil {
 		return m.pending, nil
@@ -320,7 +322,7 @@ func (m *Manager) pendingKey() (*ecdsa.PrivateKey, error) {
 		return nil, err
 	}
 	if err := m.write(pendingFile, text); err != nil {
-		m.o.Log.Error(err, "After a restart, the certificate of the node will be requested once more")
+		m.o.Log.Error(err, "Storing the key of a request failed; after a restart, the certificate of the node is requested again")
 	}
 	m.pending = key
 	return key, nil
@@ -329,12 +331,12 @@ func (m *Manager) pendingKey() (*ecdsa.PrivateKey, error) {
 func (m *Manager) forgetPending() {
 	m.pending = nil
 	if err := os.Remove(m.path(pendingFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		m.o.Log.Error(err, "The key of a request that is over is not removed")
+		m.o.Log.Error(err, "Removing the key of a finished request failed")
 	}
 }
 
-// save writes the certificate, if it is not on disk. It stays in use if that fails, and is written
-// later. The key of its request is removed after it is on disk, so that a loss of power leaves one.
+// save writes the certificate if it is not on disk. If that fails, the certificate stays in use and is written
+// later. The key of its request is removed afterwards, so that a power failure leaves at least one of them.
 func (m *Manager) save() {
 	m.mu.Lock()
 	text := m.unsaved
@@ -343,7 +345,7 @@ func (m *Manager) save() {
 		return
 	}
 	if err := m.write(certFile, text); err != nil {
-		m.o.Log.Error(err, "The certificate of the node is not kept")
+		m.o.Log.Error(err, "Storing the certificate of the node failed")
 		return
 	}
 	m.mu.Lock()
@@ -354,10 +356,10 @@ func (m *Manager) save() {
 
 func (m *Manager) write(name string, text []byte) error {
 	if err := os.MkdirAll(m.o.Directory, 0o700); err != nil {
-		return fmt.Errorf("making the directory of the node's certificate: %w", err)
+		return fmt.Errorf("creating the directory of the node's certificate: %w", err)
 	}
 	if err := files.Write(m.path(name), text); err != nil {
-		return fmt.Errorf("keeping the node's certificate: %w", err)
+		return fmt.Errorf("storing the node's certificate: %w", err)
 	}
 	return nil
 }

@@ -348,11 +348,11 @@ func TestRejectedCertificateIsReplaced(t *testing.T) {
 		c.run(m, time.Minute)
 		c.away = errors.New("away")
 		c.run(m, day+time.Hour)
-		if _, err := m.Current(); err == nil || !strings.Contains(err.Error(), "has expired") {
+		if _, err := m.Current(); err == nil || !strings.Contains(err.Error(), "certificate expired") {
 			t.Errorf("the reason is %v", err)
 		}
 		m = c.manager() // after a restart, too
-		if _, err := m.Current(); err == nil || !strings.Contains(err.Error(), "has expired") {
+		if _, err := m.Current(); err == nil || !strings.Contains(err.Error(), "certificate expired") {
 			t.Errorf("after a restart the reason is %v", err)
 		}
 		c.away, c.callers = nil, nil

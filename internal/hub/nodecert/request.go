@@ -30,15 +30,15 @@ import (
 )
 
 const (
-	// path is that of requests for certificates.
+	// path is the path of CertificateSigningRequests.
 	path = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 	// nodes is the organization of all nodes.
 	nodes = "system:nodes"
-	// maxAnswer bounds an answer, in bytes.
+	// maxAnswer is the size limit of a response, in bytes.
 	maxAnswer = 1 << 20
 )
 
-// waitsError is the error of a request that nobody has approved yet, or signed.
+// waitsError is the error of a request that is not approved, or not signed, yet.
 type waitsError struct{ name string }
 
 // Error implements error.
@@ -46,10 +46,10 @@ func (e *waitsError) Error() string {
 	return fmt.Sprintf("the CertificateSigningRequest %[1]q waits for its approval (kubectl certificate approve %[1]s)", e.name)
 }
 
-// errRefused is the error of a request that gets no certificate.
-var errRefused = errors.New("the request is refused")
+// errRefused is the error of a request that will not get a certificate.
+var errRefused = errors.New("no certificate is issued for the request")
 
-// judge returns the certificate of a request, as the controllers have left it.
+// judge returns the certificate in the status of a request.
 func judge(csr *certificatesv1.CertificateSigningRequest) (issued []byte, err error) {
 	for _, c := range csr.Status.Conditions {
 		if c.Status != corev1.ConditionFalse && (c.Type == certificatesv1.CertificateDenied || c.Type == certificatesv1.CertificateFailed) {
@@ -62,8 +62,8 @@ func judge(csr *certificatesv1.CertificateSigningRequest) (issued []byte, err er
 	return csr.Status.Certificate, nil
 }
 
-// ensureRequest returns the request for a certificate of the key, which it makes if it is not there.
-// The name of a request follows from its key and what it is for.
+// ensureRequest returns the request for a certificate of the key, and creates it if it does not exist. The name
+// of a request is computed from its key and its purpose.
 func (m *Manager) ensureRequest(ctx context.Context, key *ecdsa.PrivateKey) (*certificatesv1.CertificateSigningRequest, error) {
 	public, err := x509.MarshalPKIXPublicKey(key.Public())
 	if err != nil {
@@ -90,7 +90,7 @@ func (m *Manager) ensureRequest(ctx context.Context, key *ecdsa.PrivateKey) (*ce
 	}
 	der, err := x509.CreateCertificateRequest(rand.Reader, template, key)
 	if err != nil {
-		return nil, fmt.Errorf("making a request for a certificate: %w", err)
+		return nil, fmt.Errorf("creating a certificate request: %w", err)
 	}
 	spec.Request = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 	return m.call(ctx, http.MethodPost, path, &certificatesv1.CertificateSigningRequest{
@@ -100,10 +100,10 @@ func (m *Manager) ensureRequest(ctx context.Context, key *ecdsa.PrivateKey) (*ce
 	})
 }
 
-// commonName is that of a node's certificate.
+// commonName is the common name of a node's certificate.
 func commonName(node string) string { return "system:node:" + node }
 
-// codeError is an answer of an API server that is not what was asked for.
+// codeError is an error response of an API server.
 type codeError struct {
 	code    int
 	message string
@@ -114,8 +114,8 @@ func (e *codeError) Error() string {
 	return fmt.Sprintf("the API server answers %d: %s", e.code, e.message)
 }
 
-// call asks an API server with the client certificate of the node, or with the bootstrap token if there is no
-// certificate or it is not accepted.
+// call sends a request to an API server, with the client certificate of the node, or with the bootstrap token
+// if there is no certificate or the API server does not accept it.
 func (m *Manager) call(ctx context.Context, method, path string, body *certificatesv1.CertificateSigningRequest) (*certificatesv1.CertificateSigningRequest, error) {
 	if m.o.Purpose != nil {
 		return m.callAs(ctx, "", method, path, body)
@@ -137,7 +137,7 @@ func (m *Manager) call(ctx context.Context, method, path string, body *certifica
 	return csr, err
 }
 
-// callAs asks with a token, or as the node with "".
+// callAs sends a request with a token, or as the node if the token is "".
 func (m *Manager) callAs(ctx context.Context, token, method, path string, body *certificatesv1.CertificateSigningRequest) (*certificatesv1.CertificateSigningRequest, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
@@ -145,12 +145,12 @@ func (m *Manager) callAs(ctx context.Context, token, method, path string, body *
 	if body != nil {
 		var err error
 		if text, err = json.Marshal(body); err != nil {
-			return nil, fmt.Errorf("encoding a request for a certificate: %w", err)
+			return nil, fmt.Errorf("encoding a CertificateSigningRequest: %w", err)
 		}
 	}
 	r, err := http.NewRequestWithContext(ctx, method, path, bytes.NewReader(text))
 	if err != nil {
-		return nil, fmt.Errorf("asking for a certificate: %w", err)
+		return nil, fmt.Errorf("requesting a certificate: %w", err)
 	}
 	r.Header.Set("Accept", "application/json")
 	r.Header.Set("Content-Type", "application/json")
@@ -159,23 +159,23 @@ func (m *Manager) callAs(ctx context.Context, token, method, path string, body *
 	}
 	response, err := m.o.Send(r, token == "")
 	if err != nil {
-		return nil, fmt.Errorf("asking for a certificate: %w", err)
+		return nil, fmt.Errorf("requesting a certificate: %w", err)
 	}
 	defer response.Body.Close()
 	answer, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer))
 	if err != nil {
-		return nil, fmt.Errorf("asking for a certificate: %w", err)
+		return nil, fmt.Errorf("requesting a certificate: %w", err)
 	}
 	if response.StatusCode/100 != 2 {
 		var status metav1.Status
 		if json.Unmarshal(answer, &status) != nil || status.Message == "" {
 			status.Message = http.StatusText(response.StatusCode)
 		}
-		return nil, fmt.Errorf("asking for a certificate: %w", &codeError{response.StatusCode, status.Message})
+		return nil, fmt.Errorf("requesting a certificate: %w", &codeError{response.StatusCode, status.Message})
 	}
 	csr := &certificatesv1.CertificateSigningRequest{}
 	if err := json.Unmarshal(answer, csr); err != nil {
-		return nil, fmt.Errorf("reading a request for a certificate: %w", err)
+		return nil, fmt.Errorf("reading a CertificateSigningRequest: %w", err)
 	}
 	return csr, nil
 }
@@ -202,7 +202,7 @@ func readToken(path string) (string, error) {
 		} `json:"users"`
 	}
 	if err := yaml.Unmarshal(text, &config); err != nil {
-		return "", fmt.Errorf("reading cloud.bootstrapKubeconfig %s: it is not a kubeconfig", path) // the error may have the token
+		return "", fmt.Errorf("reading cloud.bootstrapKubeconfig %s: not a kubeconfig", path) // the error may contain the token
 	}
 	for _, c := range config.Contexts {
 		for _, u := range config.Users {
@@ -217,7 +217,7 @@ func readToken(path string) (string, error) {
 func newKey() (*ecdsa.PrivateKey, []byte, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, nil, fmt.Errorf("making a key: %w", err)
+		return nil, nil, fmt.Errorf("generating a key: %w", err)
 	}
 	text, err := encodeKey(key)
 	return key, text, err
@@ -238,7 +238,7 @@ func decodeKey(text []byte) (*ecdsa.PrivateKey, error) {
 	}
 	found, is := key.(*ecdsa.PrivateKey)
 	if !is {
-		return nil, errors.New("reading a key: it is not an ECDSA key")
+		return nil, errors.New("reading a key: not an ECDSA key")
 	}
 	return found, nil
 }
@@ -251,7 +251,7 @@ func parsePair(cert, key []byte, node string) (*tls.Certificate, error) {
 	}
 	subject := pair.Leaf.Subject
 	if subject.CommonName != commonName(node) || !slices.Contains(subject.Organization, nodes) {
-		return nil, fmt.Errorf("it is that of %q of %q, not of %q of %q", subject.CommonName, subject.Organization, commonName(node), nodes)
+		return nil, fmt.Errorf("the certificate is for %q of %q, not for %q of %q", subject.CommonName, subject.Organization, commonName(node), nodes)
 	}
 	return &pair, nil
 }

@@ -1,5 +1,5 @@
-// Package panics keeps a panic in one piece of work from ending the hub, and with it the node's only
-// connection to the cloud. It must not know what the work is.
+// Package panics recovers from panics, so that a panic in one part does not end the hub, and with it the node's
+// only connection to the cloud. It must not know what the parts do.
 package panics
 
 import (
@@ -14,11 +14,11 @@ import (
 	"github.com/go-logr/logr"
 )
 
-// againAfter is the time until work that is to go on begins again after a panic. It doubles up to maxAgain.
+// againAfter is the time until Keep restarts work after a panic. It doubles up to maxAgain.
 const againAfter, maxAgain = time.Second, 30 * time.Second
 
-// Catcher catches panics, logs and counts them. It is safe for concurrent use. nil catches none, so that
-// they are seen in tests.
+// Catcher recovers from panics, logs and counts them. It is safe for concurrent use. A nil Catcher does not
+// recover, so that tests see panics.
 type Catcher struct {
 	log    logr.Logger
 	caught atomic.Int64
@@ -27,7 +27,7 @@ type Catcher struct {
 // New returns a Catcher.
 func New(log logr.Logger) *Catcher { return &Catcher{log: log} }
 
-// Caught returns how many panics were caught.
+// Caught returns the number of recovered panics.
 func (c *Catcher) Caught() int64 {
 	if c == nil {
 		return 0
@@ -35,8 +35,8 @@ func (c *Catcher) Caught() int64 {
 	return c.caught.Load()
 }
 
-// Do does a piece of work, and returns a panic in it as an error. http.ErrAbortHandler, by which a
-// handler ends an answer, is not counted, and is returned as it is.
+// Do does some work, and returns a panic in it as an error. http.ErrAbortHandler, with which a handler aborts a
+// response, is not counted, and is returned unchanged.
 func (c *Catcher) Do(what string, work func() error) (err error) {
 	defer func() {
 		v := recover()
@@ -51,13 +51,13 @@ func (c *Catcher) Do(what string, work func() error) (err error) {
 			panic(v)
 		}
 		c.caught.Add(1)
-		err = fmt.Errorf("a panic: %v", v)
-		c.log.Error(err, "A piece of work is lost", "what", what, "stack", string(debug.Stack()))
+		err = fmt.Errorf("panic: %v", v)
+		c.log.Error(err, "Recovered from panic", "what", what, "stack", string(debug.Stack()))
 	}()
 	return work()
 }
 
-// Keep does work that goes on until ctx is done. After a panic it begins again.
+// Keep does work that runs until ctx is done. After a panic it restarts the work.
 func (c *Catcher) Keep(ctx context.Context, what string, work func(context.Context)) {
 	for pause := againAfter; ; pause = min(2*pause, maxAgain) {
 		began := time.Now()

@@ -10,29 +10,29 @@ import (
 )
 
 const (
-	// readyPath is where an API server tells whether it is ready.
+	// readyPath is where an API server reports whether it is ready.
 	readyPath = "/readyz"
-	// leasesPath is that of the Leases of nodes.
+	// leasesPath is the path of the Leases of nodes.
 	leasesPath = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/"
 )
 
-// Unready is that the API servers that answer say that they are not ready. The zero value is that one is
-// ready, or that none has answered yet.
+// Unready means that every answering API server reports not ready. The zero value means that one is ready, or
+// that none has answered yet.
 type Unready struct {
-	// Since is when the first of them said so, with none that was ready since.
+	// Since is the time of the first such report after the last time that a server was ready.
 	Since time.Time
-	// Reason is what they last said.
+	// Reason is the last report.
 	Reason error
 }
 
-// Unready returns whether no API server is ready.
+// Unready returns whether every answering API server reports not ready.
 func (u *Uplink) Unready() Unready {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.unready
 }
 
-// setUnready sets what the API servers say of themselves; nil is that one is ready.
+// setUnready records what the API servers report; nil means that one is ready.
 func (u *Uplink) setUnready(reason error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -48,9 +48,9 @@ func (u *Uplink) setUnready(reason error) {
 	}
 }
 
-// ask asks the servers in turn until one is ready. If those that answer are not, it looks whether they
-// answer the node all the same: one check of /readyz may fail for days, or a server be about to end, while
-// all requests are served.
+// ask probes the servers in turn until one is ready. If none is, it checks whether the answering ones serve the
+// node nevertheless: one check of /readyz may fail for days, or a server may be shutting down, while all
+// requests are served.
 func (u *Uplink) ask(ctx context.Context) {
 	servers := u.inTurn()
 	unready, mute, err := u.askReady(ctx, servers)
@@ -67,11 +67,11 @@ func (u *Uplink) ask(ctx context.Context) {
 	}
 }
 
-// errUndecided is the error of questions whose answer is no evidence.
-var errUndecided = errors.New("the API servers refuse the question")
+// errUndecided is returned by probes that are no evidence in either way.
+var errUndecided = errors.New("the API servers refuse the probe")
 
-// askReady returns the servers that answer that they are not ready, those that do not let this node know, and why none
-// is ready. A server without anonymous requests answers only to a certificate.
+// askReady returns the servers that report not ready, the servers that do not let this node read /readyz, and
+// why none is ready. A server without anonymous requests answers only requests with a certificate.
 func (u *Uplink) askReady(ctx context.Context, servers []int) (unready, mute []int, err error) {
 	with, err := u.transports(true)
 	if err != nil {
@@ -91,7 +91,7 @@ func (u *Uplink) askReady(ctx context.Context, servers []int) (unready, mute []i
 			return nil, nil, nil
 		case err == nil && code < http.StatusInternalServerError:
 			mute = append(mute, at)
-			err = fmt.Errorf("%s does not say whether it is ready: it answers %d", u.options.Servers[at].Host, code)
+			err = fmt.Errorf("%s does not report whether it is ready: it answers %d", u.options.Servers[at].Host, code)
 		case err == nil:
 			unready = append(unready, at)
 			err = fmt.Errorf("%s is not ready: it answers %d", u.options.Servers[at].Host, code)
@@ -104,10 +104,10 @@ func (u *Uplink) askReady(ctx context.Context, servers []int) (unready, mute []i
 	return unready, mute, errors.Join(errs...)
 }
 
-// askLease asks servers of which none says that it is ready for the Lease of the node, as the node, and returns why none
-// of them gives it. A server that starts may refuse what it will allow, because it has not read the rules
-// yet, or take no requests: that is no evidence in either way, so an outage does not end with refusals,
-// and none begins.
+// askLease requests the Lease of the node, as the node, from servers of which none reports ready. It returns
+// why no server returns the Lease. A server that is starting may return 403, because it has not loaded its
+// authorization rules yet, or 429. This is no evidence in either way: such responses neither begin nor end an
+// outage.
 func (u *Uplink) askLease(ctx context.Context, first int, servers []int) error {
 	with, err := u.transports(true)
 	asNode := err == nil
@@ -143,7 +143,7 @@ func (u *Uplink) askLease(ctx context.Context, first int, servers []int) error {
 	return errors.Join(errs...)
 }
 
-// question asks a server, and returns the code of the answer.
+// question sends a probe to a server, and returns the status code.
 func (u *Uplink) question(ctx context.Context, at int, path string, transport *http.Transport) (code int, err error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, path, nil)
 	if err != nil {

@@ -6,16 +6,16 @@ import (
 	"time"
 )
 
-// RefusedSince returns since when the cloud answers requests of the node with 401, zero if it does not: it
-// refuses the certificate.
+// RefusedSince returns since when the cloud refuses the node's certificate (401 for requests of the node); zero
+// if it does not.
 func (u *Uplink) RefusedSince() time.Time {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.refused
 }
 
-// judge notes by the code of an answer whether the cloud accepts the certificate of the node. A busy server
-// answers 429 before it looks at the certificate, and 5xx may be of whatever stands before the servers.
+// judge decides by the status code of a response whether the cloud accepts the node's certificate. 429 and 5xx
+// are ignored: a busy server answers 429 before it checks the certificate, and a load balancer can answer 5xx.
 func (u *Uplink) judge(certificate *tls.Certificate, code int) {
 	if code == http.StatusTooManyRequests || code >= http.StatusInternalServerError {
 		return
@@ -24,7 +24,7 @@ func (u *Uplink) judge(certificate *tls.Certificate, code int) {
 	defer u.mu.Unlock()
 	isRefused, was := code == http.StatusUnauthorized, !u.refused.IsZero()
 	switch {
-	case certificate != u.node.certificate: // a late answer to the one before
+	case certificate != u.node.certificate: // a late response to a request with the previous certificate
 	case isRefused && !was:
 		u.refused = time.Now()
 		u.options.Log.Info("The cloud refuses the certificate of the node", "code", code)

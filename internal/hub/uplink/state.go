@@ -1,44 +1,44 @@
-// Package uplink decides whether the cloud is reachable, by evidence: the outcome of each request
-// and of its own questions. It holds the connections to the API servers.
+// Package uplink decides whether the cloud is reachable. The evidence is the outcome of each request and of its
+// own probes. The package owns the connections to the API servers.
 package uplink
 
 import "time"
 
-// State is whether the cloud is reachable.
+// State says whether the cloud is reachable.
 type State string
 
 const (
-	// Unknown is the state before there is any evidence. Requests are tried.
+	// Unknown is the state before there is any evidence. Requests are sent.
 	Unknown State = "Unknown"
 	// Online means that an API server answers.
 	Online State = "Online"
-	// Offline means that none does.
+	// Offline means that no API server answers.
 	Offline State = "Offline"
 )
 
 const (
-	// downAfter is the number of failures in a row, and silence the time without an answer, after both
-	// of which the cloud is not reachable: one connection that breaks is no evidence.
+	// The cloud is offline after downAfter failures in a row and at least silence without an answer: one broken
+	// connection is not enough evidence.
 	downAfter, silence = 3, 5 * time.Second
-	// upAfter is the number of answers in a row after which it is reachable again.
+	// upAfter is the number of answers in a row after which the cloud is reachable again.
 	upAfter = 2
 )
 
-// Evidence is what is known of the cloud. The zero value is no evidence.
+// Evidence is the evidence about the cloud. The zero value means no evidence.
 type Evidence struct {
 	State State
 	// Since is when the state began.
 	Since time.Time
-	// Failures and Answers are in a row, up to now.
+	// Failures and Answers are the numbers of failures and answers in a row, up to now. One of them is 0.
 	Failures, Answers int
 	// LastAnswer is when an API server last answered.
 	LastAnswer time.Time
-	// Returned is when the cloud was reachable again, or for the first time; zero if it never was.
+	// Returned is when the cloud last became reachable; zero if it never was.
 	Returned time.Time
 }
 
-// next adds the outcome of a request, at a time that does not go back. silence is that of the
-// constant, except in tests.
+// next adds the outcome of a request. at must not be earlier than in previous calls. silence is the constant,
+// except in tests.
 func next(e Evidence, answered bool, at time.Time, silence time.Duration) Evidence {
 	if e.State == "" {
 		e.State, e.Since, e.LastAnswer = Unknown, at, at

@@ -18,38 +18,38 @@ import (
 )
 
 const (
-	// askEvery is the time between two questions to the cloud while it is reachable, and askSoon when a
-	// request has just failed. While the cloud is away, the time doubles from askSoon to askEvery: an API
-	// server that starts must not be asked by thousands of hubs each second. Up to a half is added by
-	// chance, so that they do not ask in step.
+	// askEvery is the time between two probes while the cloud is reachable, and askSoon the time after a failed
+	// request. While offline, the time doubles from askSoon to askEvery: thousands of hubs must not probe an
+	// API server that is starting each second. A random delay of up to a half is added, so that hubs do not
+	// probe at the same time.
 	askEvery, askSoon = 10 * time.Second, time.Second
-	// answerWithin bounds the wait for an answer to a question.
+	// answerWithin is how long a probe waits for a response.
 	answerWithin = 3 * time.Second
-	// pingAfter is how long a connection may be silent before it is tried, and pongWithin how long
-	// the answer may take: a link that is cut closes no connection.
+	// pingAfter is how long a connection may be silent before it is tested by a ping, and pongWithin how long
+	// the response to the ping may take: an interrupted link does not close connections.
 	pingAfter, pongWithin = 10 * time.Second, 5 * time.Second
-	// maxUnread bounds what of an answer to others than the node is received before their client reads it, in bytes.
+	// maxUnread is how many bytes of a response to a non-node caller are received before the client reads them.
 	maxUnread = 256 << 10
-	// maxDrain bounds what is read of an answer that nobody needs, in bytes.
+	// maxDrain is how many bytes are read of a response that is not used.
 	maxDrain = 64 << 10
 )
 
-// ErrOffline is the error of requests while no API server answers, and the cause of those that
-// were waiting for an answer when that began.
+// ErrOffline is the error of requests while no API server answers, and the cause of requests that were waiting
+// for a response when the cloud became unreachable.
 var ErrOffline = errors.New("no API server of the cloud answers")
 
 // Options configure an Uplink.
 type Options struct {
 	// Servers are the API servers, at least one: https URLs without a path.
 	Servers []*url.URL
-	// Roots returns the CAs of their certificates. Another pool is for new connections.
+	// Roots returns the CAs of the servers' certificates. When it returns another pool, new connections use
+	// that.
 	Roots func() *x509.CertPool
-	// NodeCertificate returns the certificate of the node. It is asked for each request of the node.
+	// NodeCertificate returns the certificate of the node. It is called for each request of the node.
 	NodeCertificate func() (*tls.Certificate, error)
-	// NodeName is the name of the node, whose Lease is read to find out whether requests are answered.
+	// NodeName is the name of the node. Its Lease is read to find out whether the API servers answer requests.
 	NodeName string
-	// Return is the longest time by which requests that wait for the cloud are spread when it is
-	// reachable again.
+	// Return is the time over which waiting requests are spread when the cloud is reachable again.
 	Return time.Duration
 	Log    logr.Logger
 }
@@ -57,27 +57,27 @@ type Options struct {
 // Uplink is the connection to the cloud. It is safe for concurrent use.
 type Uplink struct {
 	options Options
-	hurry   chan struct{} // a question is to be asked soon
-	// answerWithin, askSoon and silence are the constants of these names, except in tests.
+	hurry   chan struct{} // requests a probe soon
+	// answerWithin, askSoon and silence are the constants of these names. Tests change them.
 	answerWithin, askSoon, silence time.Duration
 
 	mu       sync.Mutex
 	evidence Evidence
-	reason   error         // of the last failure
+	reason   error         // the last failure
 	changed  chan struct{} // closed when the state changes
-	current  int           // the server that is asked first
+	current  int           // the server that is tried first
 	unready  Unready
 	refused  time.Time // since when the cloud refuses the certificate of the node; zero if it does not
-	// others are the transports for requests of callers with a token, and node those for requests of the
-	// node. Upgrades have their own, because HTTP/2 has none.
+	// others are the transports for requests of callers with a token, and node those for requests of the node.
+	// Upgrades have their own transports, because HTTP/2 does not support them.
 	others, node transports
 	// reachable is done, with the cause ErrOffline, while the state is Offline.
 	reachable context.Context
 	lose      context.CancelCauseFunc
 }
 
-// transports are one for requests, and one for upgrades, with a client certificate or nil, and CAs. An
-// API server judges the certificate of a connection for each request, so a new certificate needs new
+// transports are a transport for requests and one for upgrades, with the same client certificate (or nil) and
+// CAs. An API server checks the certificate of the connection for each request, so a new certificate needs new
 // connections.
 type transports struct {
 	requests, upgrades *http.Transport
@@ -92,12 +92,12 @@ func (t *transports) of(r *http.Request) *http.Transport {
 	return t.requests
 }
 
-// ErrNoCertificate is the error of requests of the node while there is no certificate of the node. It
-// says nothing of the cloud.
-var ErrNoCertificate = errors.New("there is no certificate of the node")
+// ErrNoCertificate is the error of requests of the node while the hub has no certificate of the node. It says
+// nothing about whether the cloud is reachable.
+var ErrNoCertificate = errors.New("the hub has no certificate of the node")
 
-// New returns an Uplink, which learns of the cloud by requests and, while Run runs, by its own
-// questions.
+// New returns an Uplink. It learns whether the cloud is reachable from requests and, while Run runs, from
+// probes.
 func New(o Options) *Uplink {
 	u := &Uplink{
 		options: o, hurry: make(chan struct{}, 1), changed: make(chan struct{}),
@@ -108,7 +108,7 @@ func New(o Options) *Uplink {
 	return u
 }
 
-// newTransports returns transports with a client certificate; nil is none.
+// newTransports returns transports with a client certificate; nil means none.
 func newTransports(certificate *tls.Certificate, roots *x509.CertPool) transports {
 	one := func(http2 bool) *http.Transport {
 		config := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}
@@ -137,8 +137,8 @@ func newTransports(certificate *tls.Certificate, roots *x509.CertPool) transport
 	return transports{one(true), one(false), certificate, roots}
 }
 
-// transports returns those of the node or of the others, new ones if its certificate or the CAs are
-// other ones. Requests that have begun go on with the old ones.
+// transports returns the transports of the node or of other callers. It makes new ones if the certificate or
+// the CAs have changed. Requests in progress continue with the old ones.
 func (u *Uplink) transports(asNode bool) (transports, error) {
 	var certificate *tls.Certificate
 	if asNode {
@@ -164,7 +164,7 @@ func (u *Uplink) transports(asNode bool) (transports, error) {
 	return *current, nil
 }
 
-// Run asks the cloud from time to time whether it is reachable, until ctx is done.
+// Run probes the cloud periodically, until ctx is done.
 func (u *Uplink) Run(ctx context.Context) {
 	pause := func(d time.Duration, early <-chan struct{}) bool {
 		timer := time.NewTimer(d + rand.N(d/2+1))
@@ -180,7 +180,7 @@ func (u *Uplink) Run(ctx context.Context) {
 	for soon := u.askSoon; ; {
 		u.ask(ctx)
 		select {
-		case <-u.hurry: // by this question
+		case <-u.hurry: // the probe above was that one
 		default:
 		}
 		if e, _ := u.Evidence(); e.State != Offline || e.Answers > 0 {
@@ -196,29 +196,29 @@ func (u *Uplink) Run(ctx context.Context) {
 	}
 }
 
-// askNext lets Run ask the cloud at once.
+// askNext makes Run probe the cloud at once.
 func (u *Uplink) askNext() {
 	select {
 	case u.hurry <- struct{}{}:
-	default: // a question is due already
+	default: // a probe is requested already
 	}
 }
 
-// Evidence returns what is known of the cloud, and the reason of the last failure.
+// Evidence returns the evidence about the cloud, and the last failure.
 func (u *Uplink) Evidence() (Evidence, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.evidence, u.reason
 }
 
-// RoundTrip sends a request to an API server, as the node or, without its certificate, as whom its
-// headers say. It fails with ErrOffline at once while the cloud is offline, and when that begins
-// before there is an answer.
+// RoundTrip sends a request to an API server, with the node's certificate if asNode is true, otherwise with the
+// credentials in the headers. While offline it returns ErrOffline at once. It also returns ErrOffline if the
+// cloud becomes unreachable before there is a response.
 func (u *Uplink) RoundTrip(r *http.Request, asNode bool) (*http.Response, error) {
 	u.mu.Lock()
 	reachable := u.reachable
 	u.mu.Unlock()
-	if reachable.Err() != nil { // also if there is no certificate
+	if reachable.Err() != nil { // even if there is no certificate
 		return nil, ErrOffline
 	}
 	with, err := u.transports(asNode)
@@ -228,7 +228,7 @@ func (u *Uplink) RoundTrip(r *http.Request, asNode bool) (*http.Response, error)
 	transport := with.of(r)
 	ctx, cancel := context.WithCancelCause(r.Context())
 	stop := context.AfterFunc(reachable, func() { cancel(ErrOffline) })
-	slow := time.AfterFunc(u.answerWithin, u.askNext) // it may be slow by itself, or the cloud is away
+	slow := time.AfterFunc(u.answerWithin, u.askNext) // the request may be slow, or the cloud not reachable
 	response, err := u.try(r.WithContext(ctx), transport)
 	slow.Stop()
 	stop()
@@ -260,7 +260,7 @@ func (b *body) Close() error {
 func (b *body) Write(p []byte) (int, error) {
 	w, is := b.ReadCloser.(io.Writer)
 	if !is {
-		return 0, errors.New("the connection is for reading only")
+		return 0, errors.New("the connection is read-only")
 	}
 	return w.Write(p)
 }
@@ -270,13 +270,13 @@ func isRead(r *http.Request) bool {
 	return (r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodOptions) && r.Header.Get("Upgrade") == ""
 }
 
-// isRefused reports whether a request was not sent at all.
+// isRefused reports whether a request was not sent because dialing failed.
 func isRefused(err error) bool {
 	dial, is := errors.AsType[*net.OpError](err)
 	return is && dial.Op == "dial"
 }
 
-// inTurn returns all servers, from the one that is asked first.
+// inTurn returns all servers, in the order in which they are tried.
 func (u *Uplink) inTurn() []int {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -290,19 +290,19 @@ func (u *Uplink) inTurn() []int {
 // sendTo sends a request to one server.
 func (u *Uplink) sendTo(at int, r *http.Request, transport *http.Transport) (*http.Response, error) {
 	server := u.options.Servers[at]
-	to := r.WithContext(r.Context()) // a copy, with the same headers: transports change none
+	to := r.WithContext(r.Context()) // a shallow copy: transports do not change the headers
 	target := *r.URL
 	target.Scheme, target.Host = server.Scheme, server.Host
 	to.URL, to.Host, to.RequestURI = &target, server.Host, ""
 	response, err := transport.RoundTrip(to)
 	if err != nil {
-		return nil, fmt.Errorf("asking %s: %w", server.Host, err)
+		return nil, fmt.Errorf("sending a request to %s: %w", server.Host, err)
 	}
 	return response, nil
 }
 
-// try sends a request to the servers in turn until one answers. A request that may change something
-// goes on to the next one only if it was not sent: it may have been carried out.
+// try sends a request to the servers in turn until one answers. A request that may change something is sent to
+// the next server only if it was not sent to this one: otherwise it may have been executed.
 func (u *Uplink) try(r *http.Request, transport *http.Transport) (*http.Response, error) {
 	servers := u.inTurn()
 	var errs []error
@@ -310,7 +310,7 @@ func (u *Uplink) try(r *http.Request, transport *http.Transport) (*http.Response
 		sent := r
 		if i < len(servers)-1 && r.Body != nil && r.Body != http.NoBody {
 			sent = r.WithContext(r.Context())
-			sent.Body = io.NopCloser(r.Body) // the next server gets it if this one cannot be dialled
+			sent.Body = io.NopCloser(r.Body) // the body is sent to the next server if dialing this one fails
 		}
 		response, err := u.sendTo(at, sent, transport)
 		switch {
@@ -318,12 +318,13 @@ func (u *Uplink) try(r *http.Request, transport *http.Transport) (*http.Response
 			u.observe(servers[0], at, nil)
 			return response, nil
 		case err == nil:
-			// One thing may be out of order, for example an aggregated API. Whether the server is, ask finds out.
+			// A 5xx may come from one part only, for example an aggregated API. A probe decides whether the
+			// server is ready.
 			u.askNext()
 			return response, nil
 		}
 		if r.Context().Err() != nil && !errors.Is(r.Context().Err(), context.DeadlineExceeded) {
-			return nil, context.Cause(r.Context()) // the client has gone, or the cloud
+			return nil, context.Cause(r.Context()) // the client has disconnected, or the cloud became unreachable
 		}
 		errs = append(errs, err)
 		if !isRead(r) && !isRefused(err) {
@@ -341,9 +342,9 @@ func (u *Uplink) try(r *http.Request, transport *http.Transport) (*http.Response
 // after returns the server that follows another one.
 func (u *Uplink) after(server int) int { return (server + 1) % len(u.options.Servers) }
 
-// observe adds the outcome of a request that asked the server first first. The next one asks the server
-// then first, unless another request has changed that meanwhile: a late answer of a server that is not
-// ready must not lead back to it.
+// observe records the outcome of a request that tried the server first before others. The next request tries
+// the server then before others, unless another request has changed the order meanwhile: a late response of a
+// server that is not ready must not change it back.
 func (u *Uplink) observe(first, then int, err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -372,9 +373,9 @@ func (u *Uplink) observe(first, then int, err error) {
 	}
 }
 
-// AwaitReachable waits until the cloud is not offline. If it was, spread is a time by chance by which all
-// that is not urgent is delayed from then on, so that not all that waits asks at once. It returns the cause of
-// ctx if that is done first.
+// AwaitReachable waits until the cloud is not offline. If it had to wait, spread is a random delay up to
+// Options.Return: the caller delays all that is not urgent by it, so that not all waiting requests are sent at
+// once. If ctx is done first, AwaitReachable returns the cause of ctx.
 func (u *Uplink) AwaitReachable(ctx context.Context) (spread time.Duration, err error) {
 	for waited := false; ; waited = true {
 		if ctx.Err() != nil {
@@ -397,7 +398,7 @@ func (u *Uplink) AwaitReachable(ctx context.Context) (spread time.Duration, err 
 	}
 }
 
-// AwaitOnline is AwaitReachable, and waits for the spread, too.
+// AwaitOnline is like AwaitReachable, and also waits for the spread.
 func (u *Uplink) AwaitOnline(ctx context.Context) error {
 	spread, err := u.AwaitReachable(ctx)
 	if err != nil || spread == 0 {
