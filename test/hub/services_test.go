@@ -54,7 +54,7 @@ func (r *rig) testServices() {
 	r.eventually("the status says why", func() error {
 		out, err := exec.CommandContext(r.Context(), r.program, "--config="+filepath.Join(r.dir, "hub.yaml"), "status").CombinedOutput()
 		s := string(out)
-		if err == nil && !strings.Contains(s, "let the group system:nodes get, list and watch nodepools") {
+		if err == nil && !strings.Contains(s, "allow the group system:nodes to get, list and watch nodepools") {
 			err = fmt.Errorf("it is %s", s)
 		}
 		return err

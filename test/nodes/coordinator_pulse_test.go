@@ -65,7 +65,7 @@ func (r *poolRig) testPulse() {
 		}
 	}
 	kubelet("false")
-	r.says(nil, apps.ReasonKubeletsRefuse, "with the hub as its server: "+outside)
+	r.says(nil, apps.ReasonKubeletsRefuse, "leads to the hub: "+outside)
 	kubelet("true")
 	r.says(nil, apps.ReasonKubeletsAccept, "")
 

@@ -12,7 +12,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// kind is a kind of objects that have endpoints.
+// kind is a kind of object with endpoints.
 type kind uint8
 
 const (
@@ -21,13 +21,13 @@ const (
 )
 
 const (
-	// envelopeMagic begins the object form in protobuf.
+	// envelopeMagic is the prefix of a protobuf object with an envelope.
 	envelopeMagic = "k8s\x00"
-	// podKind is the kind of the targets that are looked at.
+	// podKind is the kind of target that is used.
 	podKind = "Pod"
 )
 
-// change is what becomes of one endpoint. The zero value leaves it as it is.
+// change is the change of one endpoint. The zero value changes nothing.
 type change struct {
 	drop bool
 	// address replaces the addresses; "" leaves them.
@@ -40,8 +40,8 @@ type editable interface {
 	Marshal() ([]byte, error)
 }
 
-// edit returns an object, in either form, with the changes that decide returns for its endpoints. Without changes it
-// returns object; with some, it has the fields that this program knows.
+// edit returns an object, in JSON or protobuf, with the changes that decide returns for its endpoints. Without
+// changes it returns object. With changes, the result has only the fields that this program knows.
 func edit(format wire.Format, k kind, m *wire.Meta, object []byte, decide func(*Endpoint) change) ([]byte, error) {
 	var into editable
 	var changed func() bool
@@ -49,7 +49,7 @@ func edit(format wire.Format, k kind, m *wire.Meta, object []byte, decide func(*
 		s := &discoveryv1.EndpointSlice{}
 		into, changed = s, func() bool { return editSlice(s, decide) }
 	} else {
-		e := &corev1.Endpoints{} //nolint:staticcheck // deprecated, and clients ask for it
+		e := &corev1.Endpoints{} //nolint:staticcheck // deprecated, but clients request it
 		into, changed = e, func() bool { return editEndpoints(e, decide) }
 	}
 	if err := decodeInto(format, object, into); err != nil {
@@ -68,7 +68,7 @@ func edit(format wire.Format, k kind, m *wire.Meta, object []byte, decide func(*
 	return edited, err
 }
 
-// decodeInto decodes an object in either form.
+// decodeInto decodes an object, in JSON or protobuf.
 func decodeInto(format wire.Format, object []byte, into editable) error {
 	if format != wire.Protobuf {
 		return json.Unmarshal(object, into)

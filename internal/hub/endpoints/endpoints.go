@@ -1,7 +1,6 @@
-// Package endpoints filters the endpoints of Services on their way to the clients of a node that route
-// traffic. It leaves out those that the topology of the Service excludes, and corrects the addresses of
-// the node's own pods, which the cloud does not know while it is away. It must not know connections
-// or a disk.
+// Package endpoints filters the endpoints of Services in responses to the clients of a node that route traffic.
+// It removes endpoints that the topology of the Service excludes, and corrects the addresses of the node's own
+// pods, which the cloud does not know while the node is offline. It must not know connections or a disk.
 package endpoints
 
 import (
@@ -22,13 +21,13 @@ import (
 )
 
 const (
-	// awaitWithin bounds, from the start, how long answers wait for what the filter depends on. Until
-	// then a Service would have endpoints that its topology excludes.
+	// awaitWithin is how long, from the start, responses wait for the inputs of the filter. Without the inputs
+	// a Service would have endpoints that its topology excludes.
 	awaitWithin = 10 * time.Second
-	// saveEvery is the least time between two attempts to keep the addresses of pods. After one that failed
-	// it doubles up to maxSavePause.
+	// saveEvery is the least time between two attempts to save the addresses of pods. After a failed attempt it
+	// doubles up to maxSavePause.
 	saveEvery, maxSavePause = time.Second, 30 * time.Second
-	// maxServices bounds the Services with a topology.
+	// maxServices is the most Services with a topology.
 	maxServices = 20000
 )
 
@@ -36,13 +35,13 @@ const (
 type Options struct {
 	// NodeName is the name of the node.
 	NodeName string
-	// Clients are the users whose endpoints are filtered.
+	// Clients are the users that get filtered endpoints.
 	Clients []string
-	// Kept is what Save got last; nil if there is nothing.
+	// Kept is the last argument of Save; nil if there is none.
 	Kept []byte
-	// Save keeps a text of up to MaxKept bytes over a restart.
+	// Save stores up to MaxKept bytes for the next start.
 	Save func([]byte) error
-	// Panics catches those of the filter's own work. nil catches none.
+	// Panics catches panics of the filter's own goroutines. nil catches none.
 	Panics *panics.Catcher
 	Log    logr.Logger
 }
@@ -53,15 +52,16 @@ type Filter struct {
 	save    func([]byte) error
 	panics  *panics.Catcher
 	log     logr.Logger
-	until   time.Time     // nobody waits any longer
+	until   time.Time     // the end of awaitWithin
 	isKnown chan struct{} // closed when all inputs are known
-	unsaved chan struct{} // gets something when addresses are to be kept
-	pooled  chan struct{} // gets something when the node is in another pool
+	unsaved chan struct{} // has an element if addresses must be saved
+	pooled  chan struct{} // has an element if the node's pool has changed
 
 	mu      sync.RWMutex
 	changed chan struct{}
 	place   Place
-	// topology has the keys of the Services that have some, and damaged the annotations that were logged.
+	// topology has the keys of each Service with a topology. damaged has the invalid annotations that were
+	// logged.
 	topology map[service][]Reach
 	damaged  map[service]string
 	pods     *pods
@@ -71,12 +71,12 @@ type Filter struct {
 // service is the name of a Service.
 type service struct{ namespace, name string }
 
-// Input is something that the filter depends on.
+// Input is an object or a collection that the filter depends on.
 type Input struct {
 	Name string `json:"name"`
-	// Known is true once it has been read.
+	// Known is true once the input has been read.
 	Known bool `json:"known"`
-	// Reason is why it cannot be read at the moment; "" if it can, or if nobody has tried.
+	// Reason is why the input cannot be read at the moment; "" if it can, or was not tried.
 	Reason string `json:"reason,omitempty"`
 }
 
@@ -87,7 +87,7 @@ const (
 	inputPool     = "NodePool"
 )
 
-// New returns a filter. Run must be called for it to learn what it depends on.
+// New returns a filter. Call Run so that it reads its inputs.
 func New(o Options) *Filter {
 	f := &Filter{
 		clients: o.Clients, save: o.Save, panics: o.Panics, log: o.Log, until: time.Now().Add(awaitWithin),
@@ -100,15 +100,15 @@ func New(o Options) *Filter {
 	}
 	var err error
 	if f.pods, err = newPods(o.Kept); err != nil {
-		o.Log.Error(err, "The addresses of the node's pods are those that the cloud has, until the kubelet writes them again")
+		o.Log.Error(err, "Reading the saved addresses of the node's pods failed; the addresses in the cloud are used until the kubelet writes new ones")
 	}
 	return f
 }
 
-// Run learns what the filter depends on, until ctx is done.
+// Run reads the inputs of the filter, until ctx is done.
 func (f *Filter) Run(ctx context.Context, follow filter.Follower) {
 	if len(f.clients) == 0 {
-		<-ctx.Done() // nobody asks for what it would learn
+		<-ctx.Done() // the inputs are not needed
 		return
 	}
 	var running sync.WaitGroup
@@ -121,8 +121,8 @@ func (f *Filter) Run(ctx context.Context, follow filter.Follower) {
 	running.Wait()
 }
 
-// keepSaving keeps the addresses of pods when they have changed: nobody waits for it, and all changes of a
-// second are kept at once.
+// keepSaving saves the addresses of pods when they have changed. Writes do not wait for it; all changes of a
+// second are saved at once.
 func (f *Filter) keepSaving(ctx context.Context) {
 	defer f.Flush()
 	for pause := saveEvery; ; {
@@ -147,8 +147,8 @@ func (f *Filter) keepSaving(ctx context.Context) {
 	}
 }
 
-// Flush keeps the addresses of pods if they have changed. Call it once Run has ended and nothing is
-// written any more.
+// Flush saves the addresses of pods if they have changed. Call it when Run has ended and Written is not called
+// any more.
 func (f *Filter) Flush() {
 	select {
 	case <-f.unsaved:
@@ -159,14 +159,14 @@ func (f *Filter) Flush() {
 	}
 }
 
-// saveNow keeps the addresses of pods, and returns whether that succeeded.
+// saveNow saves the addresses of pods, and returns whether that succeeded.
 func (f *Filter) saveNow() bool {
 	f.mu.RLock()
 	text := f.pods.encode()
 	f.mu.RUnlock()
 	err := f.save(text)
 	if err != nil {
-		f.log.Error(err, "After a restart of the hub without the cloud, the addresses of the node's pods may be wrong in EndpointSlices; it is tried again")
+		f.log.Error(err, "Saving the addresses of the node's pods failed; retrying. If the hub restarts offline before that, EndpointSlices may have wrong addresses")
 	}
 	return err == nil
 }
@@ -178,7 +178,7 @@ func (f *Filter) Changed() <-chan struct{} {
 	return f.changed
 }
 
-// tellLocked tells that forms may have changed.
+// tellLocked signals that forms may have changed.
 func (f *Filter) tellLocked() {
 	close(f.changed)
 	f.changed = make(chan struct{})
@@ -195,7 +195,7 @@ func (f *Filter) Await(ctx context.Context) {
 	}
 }
 
-// observeLocked notes whether an input can be read.
+// observeLocked records whether an input can be read.
 func (f *Filter) observeLocked(name string, err error) {
 	input := f.inputs[name]
 	if input == nil {
@@ -206,7 +206,7 @@ func (f *Filter) observeLocked(name string, err error) {
 		reason = err.Error()
 	}
 	if reason != input.Reason && reason != "" {
-		f.log.Info("The topology of Services depends on something that the hub cannot read", "what", name, "reason", reason)
+		f.log.Info("The hub cannot read an input of the topology of Services", "what", name, "reason", reason)
 	}
 	input.Reason, input.Known = reason, input.Known || err == nil
 	for _, i := range f.inputs {
@@ -221,7 +221,7 @@ func (f *Filter) observeLocked(name string, err error) {
 	}
 }
 
-// Status is what the filter tells.
+// Status is the status of the filter.
 type Status struct {
 	// Pool and Zone are those of the node.
 	Pool string `json:"pool,omitempty"`
@@ -233,7 +233,7 @@ type Status struct {
 	Moved map[string][]string `json:"moved,omitempty"`
 }
 
-// Status returns what the filter depends on at the moment.
+// Status returns the current inputs of the filter.
 func (f *Filter) Status() Status {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
@@ -275,8 +275,8 @@ func (f *Filter) Session(user, group, version, resource string) filter.Session {
 type session struct {
 	filter *Filter
 	kind   kind
-	// of is where the Services with several keys have endpoints, by the name of the object: a Service may
-	// have several EndpointSlices, and one reach for all of them.
+	// of has, for each Service with several keys, the presence of its endpoints by object name: a Service may
+	// have several EndpointSlices, and has one reach for all of them.
 	of map[service]map[string]presence
 }
 
@@ -313,7 +313,7 @@ func (s *session) Learn(format wire.Format, m *wire.Meta, object []byte) (others
 	return choose(keys, s.whole(of)) != before
 }
 
-// whole is where a Service has endpoints in all its objects.
+// whole returns the presence of a Service's endpoints in all its objects.
 func (s *session) whole(of service) (all presence) {
 	for _, p := range s.of[of] {
 		all.any |= p.any
@@ -342,7 +342,7 @@ func (s *session) Forget(m *wire.Meta) (others bool) {
 func (s *session) Form(format wire.Format, m *wire.Meta, object []byte) []byte {
 	form, err := s.form(format, m, object)
 	if err != nil {
-		s.filter.log.V(2).Info("The endpoints of a Service are not filtered", "object", fmt.Sprintf("%s/%s", m.Namespace, m.Name), "error", err.Error())
+		s.filter.log.V(2).Info("Filtering the endpoints of a Service failed; they are unchanged", "object", fmt.Sprintf("%s/%s", m.Namespace, m.Name), "error", err.Error())
 		return object
 	}
 	return form
@@ -381,7 +381,7 @@ func (f *Filter) Written(method, contentType string, body []byte) {
 	defer f.mu.Unlock()
 	changed, err := f.pods.written(method, contentType, body)
 	if err != nil {
-		f.log.V(2).Info("The address of a pod is not learned", "error", err.Error())
+		f.log.V(2).Info("Reading the address of a pod failed", "error", err.Error())
 	}
 	if changed {
 		f.tellLocked()
@@ -389,11 +389,11 @@ func (f *Filter) Written(method, contentType string, body []byte) {
 	}
 }
 
-// saveSoon lets the addresses be kept.
+// saveSoon requests that the addresses are saved.
 func (f *Filter) saveSoon() {
 	select {
 	case f.unsaved <- struct{}{}:
-	default: // they will be
+	default: // already requested
 	}
 }
 
@@ -414,7 +414,7 @@ func (f *Filter) Seen(format wire.Format, m *wire.Meta, pod []byte) {
 	_, is := f.pods.entries[m.UID]
 	f.mu.RUnlock()
 	if !is {
-		return // as with most versions of most pods
+		return // true for most versions of most pods
 	}
 	s, err := decodeStatus(format, pod)
 	if err != nil {
@@ -442,5 +442,5 @@ func (f *Filter) Gone(uid string) {
 	}
 }
 
-// poolLabel is the label of a Node that names its pool.
+// poolLabel is the label of a Node with the name of its pool.
 const poolLabel = appsv1alpha1.NodePoolLabel

@@ -15,11 +15,11 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// Representations: of Services and Nodes the metadata is enough. It is smaller.
+// Representations: for Services and Nodes the metadata is enough, which is smaller.
 const (
 	metadataList = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 	metadata     = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
-	whole        = "application/json" // of a kind that protobuf does not have
+	whole        = "application/json" // for a kind without protobuf
 )
 
 var services = filter.Collection{Path: "/api/v1/services", List: metadataList, Watch: metadata}
@@ -34,7 +34,7 @@ func poolOf(name string) filter.Collection {
 
 func byName(name string) string { return "fieldSelector=" + url.QueryEscape("metadata.name="+name) }
 
-// serviceReceiver learns the topology of Services.
+// serviceReceiver reads the topology of Services.
 type serviceReceiver struct{ *Filter }
 
 // Replace implements filter.Receiver.
@@ -57,8 +57,8 @@ func (r *serviceReceiver) Replace(format wire.Format, items []wire.Item) {
 	}
 }
 
-// putLocked learns the topology of one Service, and returns whether it is another one. An annotation
-// that cannot be read is none.
+// putLocked reads the topology of one Service, and returns whether it has changed. An invalid annotation is
+// ignored.
 func (r *serviceReceiver) putLocked(format wire.Format, m *wire.Meta, object []byte) bool {
 	of := service{m.Namespace, m.Name}
 	annotations, err := format.Annotations(object)
@@ -68,7 +68,7 @@ func (r *serviceReceiver) putLocked(format wire.Format, m *wire.Meta, object []b
 		keys, err = ParseTopology(value)
 	}
 	if logged, is := r.damaged[of]; err != nil && (!is || logged != value) {
-		r.log.Info("The topology of a Service is not used, because its annotation is wrong: correct it or remove it", "service", m.Namespace+"/"+m.Name, "annotation", TopologyAnnotation, "error", err.Error())
+		r.log.Info("Ignoring the invalid topology annotation of a Service: correct or remove it", "service", m.Namespace+"/"+m.Name, "annotation", TopologyAnnotation, "error", err.Error())
 	}
 	if err != nil && len(r.damaged) < maxServices {
 		r.damaged[of] = value
@@ -106,14 +106,14 @@ func (r *serviceReceiver) Delete(m *wire.Meta) {
 	}
 }
 
-// Failed implements filter.Receiver. What is known stays.
+// Failed implements filter.Receiver. The known topologies stay.
 func (r *serviceReceiver) Failed(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.observeLocked(inputServices, err)
 }
 
-// nodeReceiver learns the pool and the zone of the node.
+// nodeReceiver reads the pool and the zone of the node.
 type nodeReceiver struct{ *Filter }
 
 // Replace implements filter.Receiver.
@@ -121,8 +121,8 @@ func (r *nodeReceiver) Replace(format wire.Format, items []wire.Item) {
 	for i := range items {
 		r.Put(format, &items[i].Meta, items[i].Raw)
 	}
-	if len(items) == 0 { // it is not registered yet
-		r.Failed(fmt.Errorf("there is no Node %q", r.place.Node))
+	if len(items) == 0 { // the node is not registered yet
+		r.Failed(fmt.Errorf("Node %q does not exist", r.place.Node))
 	}
 }
 
@@ -148,7 +148,7 @@ func (r *nodeReceiver) Put(format wire.Format, m *wire.Meta, object []byte) {
 		}
 		select {
 		case r.pooled <- struct{}{}:
-		default: // it is not read yet
+		default: // followPool has not read the last value yet
 		}
 	}
 	r.place = now
@@ -158,7 +158,7 @@ func (r *nodeReceiver) Put(format wire.Format, m *wire.Meta, object []byte) {
 	}
 }
 
-// Delete implements filter.Receiver. What is known stays: the kubelet registers its node again.
+// Delete implements filter.Receiver. The known values stay: the kubelet registers its node again.
 func (r *nodeReceiver) Delete(*wire.Meta) {}
 
 // Failed implements filter.Receiver.
@@ -168,7 +168,7 @@ func (r *nodeReceiver) Failed(err error) {
 	r.observeLocked(inputNode, err)
 }
 
-// followPool follows the pool that the node is in, until ctx is done.
+// followPool follows the NodePool of the node, until ctx is done.
 func (f *Filter) followPool(ctx context.Context, follow filter.Follower) {
 	for {
 		inner, cancel := context.WithCancel(ctx)
@@ -194,7 +194,7 @@ func (f *Filter) followPool(ctx context.Context, follow filter.Follower) {
 	}
 }
 
-// poolReceiver learns the nodes of a pool.
+// poolReceiver reads the nodes of a pool.
 type poolReceiver struct {
 	*Filter
 
@@ -207,7 +207,7 @@ func (r *poolReceiver) Replace(format wire.Format, items []wire.Item) {
 		r.Put(format, &items[i].Meta, items[i].Raw)
 	}
 	if len(items) == 0 {
-		r.learn(nil, fmt.Errorf("there is no NodePool %q, which the label %s of the node names", r.name, poolLabel))
+		r.learn(nil, fmt.Errorf("NodePool %q in the node's label %s does not exist", r.name, poolLabel))
 	}
 }
 
@@ -235,20 +235,20 @@ func (r *poolReceiver) Put(_ wire.Format, m *wire.Meta, object []byte) {
 // Delete implements filter.Receiver.
 func (r *poolReceiver) Delete(*wire.Meta) { r.Replace(wire.JSON, nil) }
 
-// Failed implements filter.Receiver. The members are forgotten only if the node is not given them any
-// more: they might change, and nobody would know.
+// Failed implements filter.Receiver. The members are cleared only if the API server refuses the NodePool to the
+// node: the hub would not learn of changes.
 func (r *poolReceiver) Failed(err error) {
 	r.mu.RLock()
 	members := r.place.Members
 	r.mu.RUnlock()
 	if errors.Is(err, filter.ErrRefused) {
 		members = nil
-		err = fmt.Errorf("%w; let the group system:nodes get, list and watch nodepools of apps.openyurt.io, as the chart does", err)
+		err = fmt.Errorf("%w; allow the group system:nodes to get, list and watch nodepools of apps.openyurt.io, as the chart does", err)
 	}
 	r.learn(members, err)
 }
 
-// learn takes over the members of the pool, nil if they are not known.
+// learn sets the members of the pool; nil if they are not known.
 func (r *poolReceiver) learn(members map[string]bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -34,7 +34,7 @@ func TestADamagedAnnotationIsLoggedOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	(&serviceReceiver{r.Filter}).Replace(wire.JSON, []wire.Item{{Meta: m, Raw: raw}}) // it is listed again
-	if len(lines) != 1 || !strings.Contains(lines[0], "default/web") || !strings.Contains(lines[0], "openyurt.io/nodepool") || !strings.Contains(lines[0], "correct it or remove it") {
+	if len(lines) != 1 || !strings.Contains(lines[0], "default/web") || !strings.Contains(lines[0], "openyurt.io/nodepool") || !strings.Contains(lines[0], "correct or remove it") {
 		t.Errorf("the log has %q", lines)
 	}
 	r.topology("hostname")

@@ -17,38 +17,38 @@ import (
 )
 
 const (
-	// maxPods bounds the pods that are remembered, and maxAddresses the addresses of one.
+	// maxPods is the most pods that are stored, and maxAddresses the most addresses of one pod.
 	maxPods, maxAddresses = 1000, 8
-	// MaxKept bounds what is kept of them, in bytes.
+	// MaxKept is the most bytes of the saved addresses.
 	MaxKept = 1 << 20
 )
 
-// entry is what the kubelet last wrote of a pod.
+// entry has the addresses that the kubelet last wrote for a pod.
 type entry struct {
 	Addresses []string `json:"addresses"`
-	// Confirmed is true once the cloud has had these addresses. From then on the cloud is right, and
-	// before that the kubelet.
+	// Confirmed is true once the cloud has had these addresses. Before that the kubelet's addresses are used,
+	// afterwards the cloud's.
 	Confirmed bool `json:"confirmed,omitempty"`
-	// Order tells which entry is the oldest.
+	// Order is the age of the entry: the oldest entry has the lowest value.
 	Order uint64 `json:"order"`
-	// version is the newest resourceVersion of the pod that has been seen since the hub started; "" if none.
-	// newest are the addresses in it. before is the version when the kubelet wrote Addresses: it is older than the
-	// write, and so are those before it.
+	// version is the newest resourceVersion of the pod that the cloud has returned since the hub started; "" if
+	// none. newest are the addresses in it. before is the value of version when the kubelet wrote Addresses:
+	// that version and all earlier ones are older than the write.
 	version, before string
 	newest          []string
 }
 
-// pods are the addresses of the node's pods, by UID. After a restart of the node without the cloud they
-// differ from those that the cloud has written into its EndpointSlices.
+// pods are the addresses of the node's pods, by UID. After a restart of the node offline they differ from the
+// addresses that the cloud has written into its EndpointSlices.
 type pods struct {
 	entries map[string]entry
-	// read are the addresses in the version that the kubelet last read, with which it compares what it
-	// writes.
+	// read are the addresses in the version that the kubelet last read. The kubelet computes its patches
+	// against it.
 	read  map[string][]string
 	order uint64
 }
 
-// status is the part of a pod that is looked at.
+// status has the fields of a pod that are used.
 type status struct {
 	Status struct {
 		Phase  string  `json:"phase"`
@@ -77,7 +77,7 @@ func (s *status) addresses() []string {
 	return valid(list)
 }
 
-// valid returns the IP addresses of a list.
+// valid returns the valid IP addresses of a list, up to maxAddresses.
 func valid(list []string) []string {
 	var ips []string
 	for _, text := range list {
@@ -88,7 +88,7 @@ func valid(list []string) []string {
 	return ips
 }
 
-// decodeStatus reads a pod in either form.
+// decodeStatus decodes a pod, in JSON or protobuf.
 func decodeStatus(format wire.Format, object []byte) (*status, error) {
 	s := &status{}
 	var err error
@@ -116,8 +116,7 @@ func decodeStatus(format wire.Format, object []byte) (*status, error) {
 	return s, nil
 }
 
-// patch is the part of a patch of a pod's status that is looked at. A field that is not there does
-// not change.
+// patch has the fields of a patch of a pod's status that are used. A missing field does not change.
 type patch struct {
 	Metadata struct {
 		UID string `json:"uid"`
@@ -130,14 +129,15 @@ type patch struct {
 	} `json:"status"`
 }
 
-// errNotRead is the error of a patch without addresses of a pod that the kubelet has not read here.
-var errNotRead = errors.New("the patch has no addresses, and it is not known which the pod had")
+// errNotRead is the error of a patch without addresses, for a pod that the kubelet has not read through the
+// hub.
+var errNotRead = errors.New("the patch has no addresses, and the addresses of the pod are not known")
 
-// addresses returns those of the pod after the patch. read are those that it had before.
+// addresses returns the addresses of the pod after the patch. read are its addresses before.
 func (p *patch) addresses(read []string, isRead, isStrategic bool) ([]string, error) {
 	var list []string
 	for _, ip := range p.Status.Order {
-		list = append(list, ip.IP) // the whole list as it is to be
+		list = append(list, ip.IP) // the complete new list
 	}
 	if len(list) > 0 {
 		return valid(list), nil
@@ -177,7 +177,7 @@ func (p *patch) addresses(read []string, isRead, isStrategic bool) ([]string, er
 	return valid(list), nil
 }
 
-// written reads a write of the kubelet, and returns whether an address changed.
+// written processes a write of the kubelet, and returns whether an address changed.
 func (p *pods) written(method, contentType string, body []byte) (changed bool, err error) {
 	var uid, phase string
 	var addresses []string
@@ -212,7 +212,7 @@ func (p *pods) written(method, contentType string, body []byte) (changed bool, e
 		return false, nil
 	}
 	if len(addresses) == 0 || phase == string(corev1.PodSucceeded) || phase == string(corev1.PodFailed) {
-		return p.forget(uid), nil // it has none: what the cloud has is not better, and not worse
+		return p.forget(uid), nil // the pod has no addresses: keep those in the cloud
 	}
 	if slices.Equal(p.entries[uid].Addresses, addresses) {
 		return false, nil
@@ -221,7 +221,7 @@ func (p *pods) written(method, contentType string, body []byte) (changed bool, e
 	return true, nil
 }
 
-// put adds an entry. The oldest of too many is forgotten.
+// put adds an entry. It removes the oldest entry if there are too many.
 func (p *pods) put(uid string, e entry) {
 	p.order++
 	e.Order = p.order
@@ -238,10 +238,10 @@ func (p *pods) put(uid string, e entry) {
 	delete(p.entries, oldest)
 }
 
-// reads remembers the version of a pod that the kubelet reads.
+// reads records the version of a pod that the kubelet reads.
 func (p *pods) reads(uid string, addresses []string) {
 	if _, is := p.read[uid]; !is && len(p.read) >= maxPods {
-		for other := range p.read { // an arbitrary one: the kubelet reads a pod again before it writes it
+		for other := range p.read { // any pod: the kubelet reads a pod again before it writes it
 			delete(p.read, other)
 			break
 		}
@@ -249,23 +249,23 @@ func (p *pods) reads(uid string, addresses []string) {
 	p.read[uid] = addresses
 }
 
-// seen compares with a version of a pod in the cloud. A list may be older or newer than the last event of a watch.
-// changed is true if an address changed, and kept if what is to be kept has.
+// seen processes a version of a pod in the cloud. A list may be older or newer than the last event of a watch.
+// changed is true if an address changed, and kept if the saved data changed.
 func (p *pods) seen(uid, version string, addresses []string) (changed, kept bool) {
 	e, is := p.entries[uid]
 	if !is || len(addresses) == 0 || wire.IsUpTo(version, e.before) {
 		return false, false
 	}
 	if !wire.IsUpTo(version, e.version) {
-		e.version, e.newest = strings.Clone(version), addresses // the version may be a part of a longer text
+		e.version, e.newest = strings.Clone(version), addresses // version may share memory with a longer string
 	}
 	if !e.Confirmed && slices.Equal(e.Addresses, addresses) {
 		e.Confirmed, kept = true, true
 	}
-	if e.Confirmed && !slices.Equal(e.Addresses, e.newest) { // the kubelet has written this by another way
+	if e.Confirmed && !slices.Equal(e.Addresses, e.newest) { // the kubelet has written these addresses not through the hub
 		e.Addresses, changed, kept = e.newest, true, true
 	}
-	p.entries[strings.Clone(uid)] = e // as the version
+	p.entries[strings.Clone(uid)] = e // uid may also share memory
 	return changed, kept
 }
 
@@ -275,8 +275,8 @@ func (p *pods) forget(uid string) bool {
 	return is
 }
 
-// address returns the address that an endpoint of a pod should have, if it is not among those that it
-// has; "" else.
+// address returns the address that an endpoint of a pod should have; "" if the endpoint has it already or the
+// address is not known.
 func (p *pods) address(e *Endpoint) string {
 	own, is := p.entries[e.Pod]
 	if e.Pod == "" || !is || len(e.Addresses) == 0 {
@@ -299,21 +299,21 @@ func (p *pods) address(e *Endpoint) string {
 	return ""
 }
 
-// kept is the content of the file of pods.
+// kept is the content of the file with the addresses of pods.
 type kept struct {
 	Pods map[string]entry `json:"pods"`
 }
 
-// encode returns what is to be kept.
+// encode returns the data to save.
 func (p *pods) encode() []byte {
 	text, err := json.Marshal(kept{p.entries})
 	if err != nil {
-		panic(err) // it has nothing that cannot be encoded
+		panic(err) // all fields can be encoded
 	}
 	return text
 }
 
-// newPods returns the pods that were kept.
+// newPods returns the pods that were saved.
 func newPods(text []byte) (*pods, error) {
 	p := &pods{entries: map[string]entry{}, read: map[string][]string{}}
 	if text == nil {

@@ -7,24 +7,24 @@ import (
 	"strings"
 )
 
-// TopologyAnnotation, on a Service, has the keys of its topology, in the order of preference.
+// TopologyAnnotation is the annotation of a Service with the keys of its topology, in the order of preference.
 const TopologyAnnotation = "openyurt.io/topologyKeys"
 
-// Reach is a set of endpoints around a node. It is one bit.
+// Reach is a set of endpoints relative to a node. It is one bit.
 type Reach uint8
 
 const (
 	// Node has the endpoints of the node.
 	Node Reach = 1 << iota
-	// Pool has those of the nodes of its pool.
+	// Pool has the endpoints of the nodes of its pool.
 	Pool
-	// Zone has those of its zone.
+	// Zone has the endpoints of its zone.
 	Zone
 	// All has all endpoints.
 	All
 )
 
-// reaches are the keys. kubernetes.io/zone means the pool, as in OpenYurt.
+// reaches are the valid keys. kubernetes.io/zone means the pool, as in OpenYurt.
 var reaches = map[string]Reach{
 	"kubernetes.io/hostname":      Node,
 	"openyurt.io/nodepool":        Pool,
@@ -33,13 +33,13 @@ var reaches = map[string]Reach{
 	"*":                           All,
 }
 
-// maxAnnotation bounds an annotation that is read, in bytes.
+// maxAnnotation is the most bytes of the annotation.
 const maxAnnotation = 1024
 
-// ParseTopology reads the value of the annotation. Without keys it is no topology.
+// ParseTopology parses the value of the annotation. A value without keys means no topology.
 func ParseTopology(value string) ([]Reach, error) {
 	if len(value) > maxAnnotation {
-		return nil, fmt.Errorf("it has more than %d bytes", maxAnnotation)
+		return nil, fmt.Errorf("more than %d bytes", maxAnnotation)
 	}
 	var keys []Reach
 	for i, text := range strings.Split(value, ",") {
@@ -49,10 +49,10 @@ func ParseTopology(value string) ([]Reach, error) {
 		}
 		key, known := reaches[text]
 		if !known {
-			return nil, fmt.Errorf("%q is none of kubernetes.io/hostname, openyurt.io/nodepool, topology.kubernetes.io/zone and *", text)
+			return nil, fmt.Errorf("unknown key %q; use kubernetes.io/hostname, openyurt.io/nodepool, topology.kubernetes.io/zone or *", text)
 		}
 		if slices.Contains(keys, All) {
-			return nil, errors.New("* must be the last key: nothing after it is used")
+			return nil, errors.New("* must be the last key, because later keys have no effect")
 		}
 		if !slices.Contains(keys, key) {
 			keys = append(keys, key)
@@ -61,7 +61,7 @@ func ParseTopology(value string) ([]Reach, error) {
 	return keys, nil
 }
 
-// Place is what is known of the node.
+// Place describes the node.
 type Place struct {
 	Node string
 	// Known is true once the Node has been read.
@@ -72,20 +72,21 @@ type Place struct {
 	Members map[string]bool
 }
 
-// Endpoint is what is looked at of an endpoint.
+// Endpoint has the fields of an endpoint that are used.
 type Endpoint struct {
-	// Node is "" if the endpoint is on none.
+	// Node is "" if the endpoint is not on a node.
 	Node string
-	// Zone is "" if the endpoint is in none. ZoneUnknown is true for a kind that does not tell.
+	// Zone is "" if the endpoint is not in a zone. ZoneUnknown is true for a kind of object without zones.
 	Zone        string
 	ZoneUnknown bool
 	Ready       bool
-	// Pod is the UID of the pod; "" if it is none.
+	// Pod is the UID of the pod; "" if the endpoint is not a pod.
 	Pod       string
 	Addresses []string
 }
 
-// knows reports whether it is known which endpoints a reach has. What is not known limits nothing.
+// knows reports whether the endpoints of a reach can be determined. A reach that cannot be determined excludes
+// nothing.
 func (p *Place) knows(r Reach) bool {
 	switch r {
 	case Node:
@@ -99,8 +100,7 @@ func (p *Place) knows(r Reach) bool {
 	}
 }
 
-// has reports whether an endpoint is within a reach. A node that is in no pool or no zone is alone
-// in it.
+// has reports whether an endpoint is in a reach. A node without a pool or zone forms a pool or zone of its own.
 func (p *Place) has(r Reach, e *Endpoint) bool {
 	switch {
 	case !p.knows(r), r == Zone && e.ZoneUnknown:
@@ -116,7 +116,7 @@ func (p *Place) has(r Reach, e *Endpoint) bool {
 	}
 }
 
-// presence is where a Service has endpoints: bits of Reach.
+// presence is the set of reaches in which a Service has endpoints, as bits of Reach.
 type presence struct{ ready, any Reach }
 
 // add adds an endpoint.
@@ -131,8 +131,8 @@ func (s *presence) add(p *Place, e *Endpoint) {
 	}
 }
 
-// choose returns the reach of a Service: the first of its keys that has an endpoint that is ready,
-// else the first that has any, else the first.
+// choose returns the reach of a Service: the first of its keys with a ready endpoint, otherwise the first with
+// any endpoint, otherwise the first.
 func choose(keys []Reach, s presence) Reach {
 	for _, among := range []Reach{s.ready, s.any} {
 		for _, key := range keys {

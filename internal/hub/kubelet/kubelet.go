@@ -154,7 +154,7 @@ func reasonIn(response *http.Response) string {
 func refusal(response *http.Response) error {
 	switch response.StatusCode {
 	case http.StatusUnauthorized, http.StatusForbidden:
-		return fmt.Errorf("the kubelet refuses the hub (%s %s): it needs authentication.webhook.enabled and authorization.mode Webhook, and a kubeconfig with the hub as its server", response.Status, reasonIn(response))
+		return fmt.Errorf("the kubelet refuses the hub (%s %s): it needs authentication.webhook.enabled and authorization.mode Webhook, and a kubeconfig that leads to the hub", response.Status, reasonIn(response))
 	}
 	return nil
 }

@@ -18,13 +18,13 @@ import (
 	"github.com/atoll-k8s/atoll/internal/governance"
 )
 
-// maxAnswer bounds what is read of an answer of the cloud, in bytes.
+// maxAnswer is how many bytes are read of a response of the cloud.
 const maxAnswer = 1 << 20
 
-// delegate speaks for the pool in the cloud, as a ServiceAccount whose token the nodes of the pool may read. It is safe for
-// concurrent use.
+// delegate sends requests for the pool to the cloud, as a ServiceAccount whose token the nodes of the pool may
+// read. It is safe for concurrent use.
 type delegate struct {
-	// send sends a request to the cloud, as the node or with the token that it has.
+	// send sends a request to the cloud, as the node or with the token in its headers.
 	send func(r *http.Request, asNode bool) (*http.Response, error)
 
 	mu sync.Mutex
@@ -41,8 +41,8 @@ type refusedError struct {
 // Error implements error.
 func (e *refusedError) Error() string { return e.text }
 
-// do sends a request for a pool, with the token that was read last, and once more with a new one if the cloud does not take
-// that. It returns the answer; a refusedError is any other one than a success.
+// do sends a request for a pool with the last token, and once more with a new token if the cloud refuses that
+// one. It returns the body of a successful response; other responses are a refusedError.
 func (d *delegate) do(ctx context.Context, pool, method, path, contentType string, body []byte) ([]byte, error) {
 	last := ""
 	for {
@@ -55,13 +55,13 @@ func (d *delegate) do(ctx context.Context, pool, method, path, contentType strin
 			return answer, err
 		}
 		if code != http.StatusUnauthorized || last != "" {
-			return nil, &refusedError{code, fmt.Sprintf("%s %s as %s: the cloud answers %d: %s", method, path, governance.Delegate(pool), code, messageOf(answer))}
+			return nil, &refusedError{code, fmt.Sprintf("%s %s as %s: the cloud returned %d: %s", method, path, governance.Delegate(pool), code, messageOf(answer))}
 		}
 		last = token
 	}
 }
 
-// tokenOf returns the token of a pool: what was read last, unless that is the one that the cloud has not taken.
+// tokenOf returns the token of a pool. It reads a new one if the last one is the refused one.
 func (d *delegate) tokenOf(ctx context.Context, pool, refused string) (string, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -75,17 +75,17 @@ func (d *delegate) tokenOf(ctx context.Context, pool, refused string) (string, e
 		return "", err
 	}
 	if code != http.StatusOK {
-		return "", fmt.Errorf("reading the token of %s: the cloud answers %d: %s", name, code, messageOf(answer))
+		return "", fmt.Errorf("reading the token of %s: the cloud returned %d: %s", name, code, messageOf(answer))
 	}
 	var secret corev1.Secret
-	if json.Unmarshal(answer, &secret) != nil || len(secret.Data[governance.TokenField]) == 0 { // the error could have a part of the token
-		return "", fmt.Errorf("reading the token of %s: there is none in the Secret yet", name)
+	if json.Unmarshal(answer, &secret) != nil || len(secret.Data[governance.TokenField]) == 0 { // the error could contain a part of the token
+		return "", fmt.Errorf("reading the token of %s: the Secret has no token yet", name)
 	}
 	d.token = string(secret.Data[governance.TokenField])
 	return d.token, nil
 }
 
-// ask asks with a token, or as the node with "".
+// ask sends a request with a token, or as the node if the token is "".
 func (d *delegate) ask(ctx context.Context, method, path, contentType string, body []byte, token string) (code int, answer []byte, err error) {
 	ctx, cancel := context.WithTimeout(ctx, sendWithin)
 	defer cancel()
@@ -102,17 +102,17 @@ func (d *delegate) ask(ctx context.Context, method, path, contentType string, bo
 	}
 	response, err := d.send(r, token == "")
 	if err != nil {
-		return 0, nil, fmt.Errorf("asking the cloud: %w", err)
+		return 0, nil, fmt.Errorf("sending a request to the cloud: %w", err)
 	}
 	defer response.Body.Close()
 	answer, err = io.ReadAll(io.LimitReader(response.Body, maxAnswer))
 	if err != nil {
-		return 0, nil, fmt.Errorf("asking the cloud: %w", err)
+		return 0, nil, fmt.Errorf("sending a request to the cloud: %w", err)
 	}
 	return response.StatusCode, answer, nil
 }
 
-// messageOf returns why the cloud refuses something.
+// messageOf returns the error message in a response of the cloud.
 func messageOf(answer []byte) string {
 	var status metav1.Status
 	if json.Unmarshal(answer, &status) != nil {
@@ -121,7 +121,7 @@ func messageOf(answer []byte) string {
 	return status.Message
 }
 
-// pulse tells the cloud, while the hub leads, that the pool is there, and how it is.
+// pulse reports the pool and its state to the cloud, while the hub leads.
 func (p *Pool) pulse(ctx context.Context, d *delegate) {
 	for wait := governance.PulseEvery; ; wait = governance.PulseEvery {
 		err := p.sendPulse(ctx, d)
@@ -138,7 +138,7 @@ func (p *Pool) pulse(ctx context.Context, d *delegate) {
 			p.pulseProblem = err.Error()
 		}
 		if p.pulseProblem != before {
-			p.options.Log.Info("Whether the cloud hears how the pool is has changed", "isHeard", err == nil, "reason", p.pulseProblem)
+			p.options.Log.Info("The state of the pool's reports to the cloud changed", "isHeard", err == nil, "reason", p.pulseProblem)
 		}
 		p.mu.Unlock()
 		select {
@@ -149,22 +149,23 @@ func (p *Pool) pulse(ctx context.Context, d *delegate) {
 	}
 }
 
-// errNothingTaken is the error of a pulse that is not sent.
-var errNothingTaken = errors.New("nothing that is forwarded for other nodes is taken")
+// errNothingTaken is returned instead of sending a pulse.
+var errNothingTaken = errors.New("the cloud accepts nothing that is forwarded for other nodes")
 
-// sendPulse writes the Lease of the pool. What the coordinator does not know yet stays as it is there.
+// sendPulse writes the Lease of the pool. Without a state from the coordinator, the state in the Lease does not
+// change.
 func (p *Pool) sendPulse(ctx context.Context, d *delegate) error {
 	pool := p.options.Pool()
-	if pool == "" { // the node has just left it
+	if pool == "" { // the node has just left its pool
 		return nil
 	}
 	p.mu.Lock()
 	state, mayPulse := p.state, p.mayPulse
 	p.mu.Unlock()
-	if !mayPulse { // whoever hears the pulse believes that what the leader does not forward was not said
+	if !mayPulse { // readers of the pulse assume that the leader forwards all reports
 		return errNothingTaken
 	}
-	if !p.lead.Leads() { // the round is not over that ends this
+	if !p.lead.Leads() { // the round that stops this goroutine has not ended
 		return nil
 	}
 	lease := map[string]any{"spec": map[string]any{"holderIdentity": p.options.NodeName, "renewTime": metav1.NewMicroTime(p.now())}}
@@ -183,8 +184,9 @@ func (p *Pool) sendPulse(ctx context.Context, d *delegate) error {
 	return err
 }
 
-// confirm tells the cloud, as the node, that the pool was right to speak for it. A pool that speaks for a node that reaches the
-// cloud all the time is not believed for a while, and a node that is cut off again soon would suffer from that.
+// confirm tells the cloud, as the node, that the report of the pool about this node was right. The cloud
+// ignores for a while a pool that reports nodes which reach the cloud all the time, and this node would suffer
+// if it is cut off again soon.
 func (p *Pool) confirm(ctx context.Context) {
 	if !p.isSpokenFor || !p.options.HasCloud() {
 		return

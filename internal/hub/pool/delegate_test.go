@@ -109,15 +109,15 @@ func TestOnlyTheLeaderRenewsThePoolsLease(t *testing.T) {
 			t.Errorf("with another token it asks %s, and says %q", got, l.pool.Status().Pulse)
 		}
 		c.set("second", "third", 0, false)
-		if got := run(10); strings.Count(got, "PATCH") != 2 || strings.Count(got, "GET") != 1 || !strings.Contains(l.pool.Status().Pulse, "the cloud answers 401: Unauthorized") {
+		if got := run(10); strings.Count(got, "PATCH") != 2 || strings.Count(got, "GET") != 1 || !strings.Contains(l.pool.Status().Pulse, "the cloud returned 401: Unauthorized") {
 			t.Errorf("with a token that is not taken it asks %s, and says %q", got, l.pool.Status().Pulse)
 		}
 		c.set("third", "third", http.StatusForbidden, false)
-		if run(10); !strings.Contains(l.pool.Status().Pulse, "as delegate-edge: the cloud answers 403: no") {
+		if run(10); !strings.Contains(l.pool.Status().Pulse, "as delegate-edge: the cloud returned 403: no") {
 			t.Errorf("a pulse that is refused is told as %q", l.pool.Status().Pulse)
 		}
 		c.set("", "fourth", 0, false)
-		if run(10); !strings.Contains(l.pool.Status().Pulse, "there is none in the Secret yet") {
+		if run(10); !strings.Contains(l.pool.Status().Pulse, "the Secret has no token yet") {
 			t.Errorf("a token that is missing is told as %q", l.pool.Status().Pulse)
 		}
 		c.set("fourth", "fourth", 0, true)

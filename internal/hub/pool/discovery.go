@@ -19,25 +19,26 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// metadata is how the Node is read: nothing but its labels is needed. whole is for a kind that protobuf does not have.
+// metadata is the representation for Nodes: only the labels are needed. whole is for a kind without protobuf.
 const (
 	metadataList = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 	metadata     = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 	whole        = "application/json"
 )
 
-// Discovery finds the coordinator of the node's pool: by the label of the Node, and the YurtCoordinator for that
-// pool. Both are read through the proxy, so what was read last is there without the cloud.
+// Discovery finds the coordinator of the node's pool: by the label of the Node, and the YurtCoordinator for
+// that pool. Both are read through the proxy, so the cached versions are available offline.
 type Discovery struct {
 	nodeName string
 	log      logr.Logger
-	// moved has a value when the pool of the node has changed, and changed when a coordinator of it has.
+	// moved has an element when the pool of the node has changed, and changed when a coordinator of the pool
+	// has.
 	moved, changed chan struct{}
 
 	mu sync.RWMutex
-	// pool is that of the node; "" if it is in none, or not known.
+	// pool is the pool of the node; "" if the node has none, or if it is not known.
 	pool string
-	// coordinators are those for the pool, by name.
+	// coordinators are the YurtCoordinators for the pool, by name.
 	coordinators map[string]apps.YurtCoordinator
 	problem      string
 }
@@ -47,15 +48,15 @@ func NewDiscovery(nodeName string, log logr.Logger) *Discovery {
 	return &Discovery{nodeName: nodeName, log: log, moved: make(chan struct{}, 1), changed: make(chan struct{}, 1)}
 }
 
-// Pool returns the name of the node's pool; "" if it is in none, or that is not known.
+// Pool returns the name of the node's pool; "" if the node has none, or if it is not known.
 func (d *Discovery) Pool() string {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
 	return d.pool
 }
 
-// Addresses returns where the coordinator may be, as host:port: where it was last, and then the other nodes of the
-// pool. It returns none if the pool has no coordinator.
+// Addresses returns the possible addresses of the coordinator, as host:port: its last one, and then those of
+// the other nodes of the pool. It returns none if the pool has no coordinator.
 func (d *Discovery) Addresses() []string {
 	status := d.current().Status
 	all := make([]string, 0, len(status.Addresses))
@@ -65,18 +66,18 @@ func (d *Discovery) Addresses() []string {
 	return all
 }
 
-// Changed has a value when a coordinator of the pool has changed.
+// Changed returns a channel that has an element when a coordinator of the pool has changed.
 func (d *Discovery) Changed() <-chan struct{} { return d.changed }
 
 // CA returns the CAs of the pool, in PEM; nil if it has no coordinator.
 func (d *Discovery) CA() []byte { return d.current().Status.CABundle }
 
-// AsksForSecrets reports whether the coordinator is to have the Secrets that pods name.
+// AsksForSecrets reports whether the coordinator needs the Secrets of pods.
 func (d *Discovery) AsksForSecrets() bool {
 	return slices.Contains(d.current().Spec.Upload, apps.UploadSecrets)
 }
 
-// current returns the coordinator that is deployed: only that one has a CA.
+// current returns the deployed coordinator: only that one has a CA.
 func (d *Discovery) current() apps.YurtCoordinator {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
@@ -119,7 +120,8 @@ func selector(field, value string) string {
 	return "fieldSelector=" + url.QueryEscape(field+"="+value)
 }
 
-// nodeReceiver learns the pool of the node. What is known stays while the Node cannot be read, or is registered again.
+// nodeReceiver reads the pool of the node. The known pool stays while the Node cannot be read, or is registered
+// again.
 type nodeReceiver struct{ *Discovery }
 
 // Replace implements filter.Receiver.
@@ -141,7 +143,7 @@ func (r *nodeReceiver) Put(format wire.Format, m *wire.Meta, object []byte) {
 		r.pool, r.coordinators = pool, nil
 		select {
 		case r.moved <- struct{}{}:
-		default: // it is not read yet
+		default: // Run has not read the last value yet
 		}
 	}
 }
@@ -149,10 +151,10 @@ func (r *nodeReceiver) Put(format wire.Format, m *wire.Meta, object []byte) {
 // Delete implements filter.Receiver.
 func (r *nodeReceiver) Delete(*wire.Meta) {}
 
-// Failed implements filter.Receiver. Others who read the Node tell.
+// Failed implements filter.Receiver. Other receivers of the Node report the error.
 func (r *nodeReceiver) Failed(error) {}
 
-// coordinatorReceiver learns the coordinators of a pool.
+// coordinatorReceiver reads the coordinators of a pool.
 type coordinatorReceiver struct {
 	*Discovery
 
@@ -193,17 +195,17 @@ func (r *coordinatorReceiver) Delete(m *wire.Meta) {
 	r.learn(func() { delete(r.coordinators, m.Name) })
 }
 
-// Failed implements filter.Receiver. What is known stays: the coordinator is most needed when the cloud is away.
+// Failed implements filter.Receiver. The known coordinators stay: they are needed most while offline.
 func (r *coordinatorReceiver) Failed(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if text := err.Error(); text != r.problem {
 		r.problem = text
-		r.log.V(2).Info("The coordinators of the pool cannot be read", "pool", r.of, "reason", text)
+		r.log.V(2).Info("Reading the coordinators of the pool failed", "pool", r.of, "reason", text)
 	}
 }
 
-// learn calls do unless the node is in another pool by now.
+// learn calls do unless the node has moved to another pool.
 func (r *coordinatorReceiver) learn(do func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

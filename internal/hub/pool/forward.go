@@ -24,16 +24,16 @@ import (
 )
 
 const (
-	// forwardEvery is the time between two looks at what is to be forwarded, and atATime for how many nodes at a time that
-	// is done: on a slow link each takes a while.
+	// forwardEvery is the time between two rounds of forwarding, and atATime for how many nodes requests are
+	// sent concurrently: on a slow link each takes a while.
 	forwardEvery, atATime = time.Second, 8
-	// abdicatesAfter is after how long without any success a hub lets another one lead, and restsFor for how long: there may
-	// be no other one.
+	// A hub that had no success for abdicatesAfter stops leading for restsFor, so that another hub can lead.
+	// Then it may lead again, because there may be no other hub.
 	abdicatesAfter, restsFor = 10 * time.Second, 10 * time.Second
-	// statusesFor is for how long statuses are sent before the next heartbeats are: these must not wait for a pool of many
-	// pods on a slow link. What is left is sent after them.
+	// statusesFor is how long statuses are sent before the next heartbeats: heartbeats must not wait for a pool
+	// with many pods on a slow link. The remaining statuses are sent after the heartbeats.
 	statusesFor = 2 * time.Second
-	// refusedAgain is when statuses that the cloud does not take yet are sent again.
+	// refusedAgain is when statuses that the cloud does not accept yet are sent again.
 	refusedAgain = 5 * time.Second
 )
 
@@ -75,7 +75,8 @@ func (p *Pool) readStatuses(ctx context.Context) error {
 	return failed
 }
 
-// abdicates reports whether the hub lets another one lead, because the cloud takes nothing from it for others.
+// abdicates reports whether the hub stops leading for a while, because the cloud accepts nothing that it
+// forwards.
 func (p *Pool) abdicates() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -83,15 +84,15 @@ func (p *Pool) abdicates() bool {
 	return !p.failing.IsZero() && since > abdicatesAfter && since < abdicatesAfter+restsFor
 }
 
-// settle notes since when nothing is taken; zero if mayPulse, or nobody knows yet.
+// settle sets since when the cloud accepts nothing; zero if mayPulse, or if it is not known.
 func (p *Pool) settle(failing time.Time, mayPulse bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.failing, p.mayPulse = failing, mayPulse
 }
 
-// forward tells the cloud, while the hub leads, what nodes say that do not reach it: each heartbeat once, and each status
-// of a pod when it has changed.
+// forward sends the reports of nodes that do not reach the cloud, while the hub leads: each heartbeat once, and
+// the status of a pod when it has changed.
 func (p *Pool) forward(ctx context.Context, d *delegate) {
 	f := &forwarder{delegate: d, of: map[string]*forwarded{}}
 	ticker := time.NewTicker(forwardEvery)
@@ -101,7 +102,7 @@ func (p *Pool) forward(ctx context.Context, d *delegate) {
 		reports, statuses, failing := maps.Clone(p.reports), p.statuses, p.failing
 		p.mu.Unlock()
 		f.pool = p.options.Pool()
-		isLeading := p.lead.Leads() // if not, the round is not over that ends this
+		isLeading := p.lead.Leads() // false if the round that stops this goroutine has not ended
 		var taken bool
 		var err error
 		if isLeading {
@@ -122,7 +123,7 @@ func (p *Pool) forward(ctx context.Context, d *delegate) {
 			text = err.Error()
 		}
 		if text != logged {
-			p.options.Log.Info("Whether the cloud takes what is forwarded for other nodes has changed", "isTaken", err == nil, "reason", text)
+			p.options.Log.Info("The state of forwarding for other nodes changed", "isTaken", err == nil, "reason", text)
 			logged = text
 		}
 		select {
@@ -133,7 +134,7 @@ func (p *Pool) forward(ctx context.Context, d *delegate) {
 	}
 }
 
-// forwarder knows what was forwarded.
+// forwarder stores what was forwarded.
 type forwarder struct {
 	delegate *delegate
 	pool     string
@@ -142,24 +143,25 @@ type forwarder struct {
 	turn int
 }
 
-// forwarded is what was forwarded of a node.
+// forwarded is what was forwarded for a node.
 type forwarded struct {
-	// renewed is that of the last heartbeat, and lease the Lease as the cloud has it; nil if that is not known.
+	// renewed is the time of the last heartbeat, and lease the Lease in the cloud; nil if it is not known.
 	renewed metav1.MicroTime
 	lease   *unstructured.Unstructured
-	// pods has the digests of statuses, by UID. After the cloud has refused one, none is sent until again.
+	// pods has the digests of forwarded statuses, by UID. After the cloud has refused a status, none is sent
+	// until again.
 	pods  map[string][sha256.Size]byte
 	again time.Time
-	// next is the index of the pod that was looked at last.
+	// next is the index of the last pod that was processed.
 	next int
 }
 
-// all forwards what is new of nodes: first all heartbeats, then statuses, as many as there is time for. taken tells whether
-// the cloud has taken the heartbeat of one node, or there was nothing new, or all that it has refused was about nodes without a
-// Lease; the error is that of one node.
+// all forwards new reports of nodes: first all heartbeats, then as many statuses as time permits. taken is true
+// if the cloud accepted the heartbeat of a node, or there was nothing new, or it refused only heartbeats of
+// nodes without a Lease. The error is the first error of a node.
 func (f *forwarder) all(ctx context.Context, reports map[string]governance.Report, statuses map[string]*governance.Statuses) (taken bool, failed error) {
 	for node, done := range f.of {
-		if _, reports := reports[node]; !reports { // when it reports again, only what it said last is known
+		if _, reports := reports[node]; !reports { // keep only the last heartbeat
 			f.of[node] = &forwarded{renewed: done.renewed, pods: map[string][sha256.Size]byte{}}
 		}
 	}
@@ -185,7 +187,7 @@ func (f *forwarder) all(ctx context.Context, reports map[string]governance.Repor
 		return taken, failed
 	}
 	f.turn++
-	at := f.turn % len(heard) // no node is the last one each time
+	at := f.turn % len(heard) // another node is first each time
 	heard = append(heard[at:len(heard):len(heard)], heard[:at]...)
 	until := time.Now().Add(statusesFor)
 	sent := inParallel(heard, func(node string) error { return f.statuses(ctx, f.of[node], statuses[node], until) })
@@ -197,7 +199,7 @@ func (f *forwarder) all(ctx context.Context, reports map[string]governance.Repor
 	return taken, failed
 }
 
-// inParallel does something for each node, for atATime of them at a time.
+// inParallel calls do for each node, for atATime nodes at a time.
 func inParallel(nodes []string, do func(node string) error) []error {
 	errs := make([]error, len(nodes))
 	var running sync.WaitGroup
@@ -213,7 +215,8 @@ func inParallel(nodes []string, do func(node string) error) []error {
 	return errs
 }
 
-// statuses forwards those of a node's pods that have changed, until a time. The next call begins with those that are left.
+// statuses forwards the changed statuses of a node's pods, until a time. The next call continues with the
+// remaining ones.
 func (f *forwarder) statuses(ctx context.Context, done *forwarded, statuses *governance.Statuses, until time.Time) (failed error) {
 	if statuses == nil || time.Now().Before(done.again) {
 		return nil
@@ -237,7 +240,8 @@ func leasesOf(namespace string) string {
 	return "/apis/" + coordinationv1.SchemeGroupVersion.String() + "/namespaces/" + namespace + "/leases/"
 }
 
-// heartbeat writes a heartbeat of a node into its Lease. The time there never goes back, whatever the clock of the node says.
+// heartbeat writes a heartbeat of a node into its Lease. The renewTime never goes back, whatever the clock of
+// the node is.
 func (f *forwarder) heartbeat(ctx context.Context, node string, done *forwarded, renewed metav1.MicroTime) error {
 	if done.renewed.Equal(&renewed) {
 		return nil
@@ -253,9 +257,9 @@ func (f *forwarder) heartbeat(ctx context.Context, node string, done *forwarded,
 		}
 	}
 	lease := done.lease.DeepCopy()
-	done.lease = nil // until the cloud has answered
+	done.lease = nil // unknown until the cloud answers
 	at := renewed.Time
-	if now := time.Now(); at.After(now) { // kube-controller-manager believes no Lease that is older than one it has seen
+	if now := time.Now(); at.After(now) { // kube-controller-manager ignores a Lease that is older than one it has seen
 		at = now
 	}
 	last, _, _ := unstructured.NestedString(lease.Object, "spec", "renewTime")
@@ -277,14 +281,14 @@ func (f *forwarder) heartbeat(ctx context.Context, node string, done *forwarded,
 		return err
 	}
 	answer, err := f.delegate.do(ctx, f.pool, http.MethodPut, path, "application/json", body)
-	if err != nil { // also if the node has renewed it by itself meanwhile
+	if err != nil { // for example a conflict, if the node has renewed the Lease itself
 		return err
 	}
 	done.renewed = renewed
 	return done.read(answer)
 }
 
-// read reads a Lease that the cloud has answered.
+// read decodes a Lease from a response of the cloud.
 func (d *forwarded) read(answer []byte) error {
 	lease := &unstructured.Unstructured{}
 	if err := lease.UnmarshalJSON(answer); err != nil {
@@ -294,13 +298,14 @@ func (d *forwarded) read(answer []byte) error {
 	return nil
 }
 
-// ofKubelet are the conditions of a pod that its kubelet writes. Others are of other writers, in the cloud.
+// ofKubelet are the pod conditions that the kubelet writes. Other conditions are written by controllers in the
+// cloud.
 var ofKubelet = map[corev1.PodConditionType]bool{
 	corev1.PodReady: true, corev1.ContainersReady: true, corev1.PodInitialized: true, corev1.PodReadyToStartContainers: true,
 }
 
-// status writes the status of a pod. One that is over stays as the cloud has it until its node says so itself: nobody else
-// can take it back.
+// status writes the status of a pod. It does not write that a pod has ended: only the pod's node may write
+// that, because it cannot be undone.
 func (f *forwarder) status(ctx context.Context, done *forwarded, pod *governance.PodStatus) error {
 	if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		return nil
@@ -333,7 +338,7 @@ func (f *forwarder) status(ctx context.Context, done *forwarded, pod *governance
 	_, err = f.delegate.do(ctx, f.pool, http.MethodPatch, "/api/v1/namespaces/"+pod.Namespace+"/pods/"+pod.Name+"/status", string(types.StrategicMergePatchType), body)
 	if refused := (*refusedError)(nil); errors.As(err, &refused) && refused.code/100 == 4 && !isCode(err, http.StatusUnauthorized, http.StatusTooManyRequests) &&
 		!strings.Contains(refused.text, governance.NotDelegated) {
-		err = nil // the pod is gone, or another one has its name, or somebody else forbids this status
+		err = nil // the pod is deleted or replaced, or the cloud refuses this status
 	}
 	if err == nil {
 		done.pods[pod.UID] = digest
@@ -341,8 +346,8 @@ func (f *forwarder) status(ctx context.Context, done *forwarded, pod *governance
 	return err
 }
 
-// replacing returns what a strategic merge patch has for a list that is to be replaced: addresses that a pod had before it was
-// started again, or its node before it was cut off, must go.
+// replacing returns the value for a strategic merge patch that replaces a list. Old addresses of a pod or a
+// node must not stay in the list.
 func replacing[T any](ips []T) (list []any) {
 	for _, ip := range ips {
 		list = append(list, ip)
@@ -353,7 +358,7 @@ func replacing[T any](ips []T) (list []any) {
 	return list
 }
 
-// isCode reports whether the cloud has refused a request with one of these codes.
+// isCode reports whether the cloud refused a request with one of these codes.
 func isCode(err error, codes ...int) bool {
 	var refused *refusedError
 	return errors.As(err, &refused) && slices.Contains(codes, refused.code)

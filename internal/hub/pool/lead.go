@@ -8,27 +8,27 @@ import (
 	"github.com/atoll-k8s/atoll/internal/governance"
 )
 
-// lead is whether the hub leads its pool, and what it does meanwhile.
+// lead records whether the hub leads its pool, and runs the work of the leader.
 type lead struct {
-	// do is called when the hub begins to lead; its context ends when the hub does not lead any more.
+	// do is called when the hub begins to lead; its context ends when the hub stops leading.
 	do  func(ctx context.Context)
 	now func() time.Time
 
 	mu    sync.Mutex
-	until time.Time // it has the reading of a clock that only goes on
-	// cancel ends do, and done is closed when that has ended; nil if it never began.
+	until time.Time // with a monotonic clock reading
+	// cancel ends do, and done is closed when do has ended; nil if do was never called.
 	cancel context.CancelFunc
 	done   chan struct{}
 }
 
-// Leads reports whether the hub leads its pool now. Nobody else does then.
+// Leads reports whether the hub leads its pool now. At most one hub leads.
 func (l *lead) Leads() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.now().Before(l.until)
 }
 
-// answered notes what was answered to a beat that was sent at a time.
+// answered records the answer to a beat, and when the beat was sent.
 func (l *lead) answered(sent time.Time, leads bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -37,7 +37,7 @@ func (l *lead) answered(sent time.Time, leads bool) {
 	}
 }
 
-// follow begins or ends what the hub does while it leads, and returns whether it leads.
+// follow starts or stops the work of the leader, and returns whether the hub leads.
 func (l *lead) follow(ctx context.Context) (leads bool) {
 	leads = l.Leads() && ctx.Err() == nil
 	switch {
@@ -59,7 +59,7 @@ func (l *lead) follow(ctx context.Context) (leads bool) {
 	return leads
 }
 
-// end ends what the hub does while it leads, and waits for it.
+// end stops the work of the leader, and waits until it has ended.
 func (l *lead) end() {
 	l.answered(time.Time{}, false)
 	l.follow(context.Background())

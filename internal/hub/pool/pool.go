@@ -1,9 +1,10 @@
-// Package pool keeps the coordinator of the node's pool up to date with what the hub keeps of its node and, while the
-// hub leads, with what belongs to the pool, and tells the cloud how the pool is. It must not know how objects are kept, nor how the coordinator is connected to.
+// Package pool keeps the coordinator of the node's pool up to date. It uploads the objects of the hub's node
+// and, while the hub leads, those of the pool, forwards reports of other nodes to the cloud, and reports the
+// state of the pool to the cloud. It must not know how objects are stored, nor how the coordinator is
+// connected.
 //
-// Every governance.BeatEvery it compares what is kept with what the coordinator was told last, so that it
-// does not matter what happened meanwhile to either of them. Without a coordinator nothing else of the hub
-// changes.
+// Every governance.BeatEvery it compares the objects with what it last told the coordinator, so it does not
+// matter what happened to either of them meanwhile. A hub without a coordinator is not affected.
 package pool
 
 import (
@@ -29,122 +30,129 @@ import (
 )
 
 const (
-	// roundWithin bounds one round. What is not uploaded by then is in the next one.
+	// roundWithin is the timeout of one round. Objects that are not uploaded by then are uploaded in the next
+	// one.
 	roundWithin = 30 * time.Second
 	// maxPause is the longest time between two rounds while no coordinator answers.
 	maxPause = 8 * time.Second
-	// firstAgain is when the address is asked again at which the coordinator should be and has not answered yet, while
-	// another one answers.
+	// firstAgain is the time between two attempts to reach the preferred address while it has not answered yet
+	// and another one answers.
 	firstAgain = 15 * time.Second
-	// unledFor is how long a hub stays where none leads before it asks at the other addresses, and before it does so again.
-	// Each coordinator has a leader after 8.5 s, if a hub there has the cloud. beyondWithin is how long it asks in a round.
+	// unledFor is how long a hub stays with a coordinator without a leader before it tries the other addresses,
+	// and the time between two such searches. Each coordinator has a leader after 8.5 s if one of its hubs
+	// reaches the cloud. beyondWithin is how long one search may take in a round.
 	unledFor, beyondWithin = 15 * time.Second, 3 * time.Second
-	// againAfter is when an object is uploaded again that the coordinator has refused.
+	// againAfter is when an object that the coordinator refused is uploaded again.
 	againAfter = time.Minute
-	// maxReason bounds what is read of the reason for a refusal, in bytes.
+	// maxReason is how many bytes are read of the body of an error response.
 	maxReason = 1024
 )
 
-// Source is what is kept of the node: see proxy.Inventory.
+// Source has the cached objects of the node: see proxy.Inventory.
 type Source interface {
 	// Items returns all objects that the coordinator should have.
 	Items() ([]governance.Item, error)
-	// Body returns one of them, in its current version.
+	// Body returns an object in its current version.
 	Body(ref governance.Ref) ([]byte, error)
 }
 
-// NodeSource is what is kept of the node, and what it has to say to the cloud.
+// NodeSource is a Source with a report for the cloud.
 type NodeSource interface {
 	Source
-	// Report returns what the node has written and could not send; nil if its kubelet is silent.
+	// Report returns the writes of the node that could not be sent to the cloud; nil if its kubelet has stopped
+	// writing.
 	Report() (*governance.Report, *governance.Statuses)
 }
 
-// PoolSource is what belongs to the pool: see proxy.PoolInventory.
+// PoolSource has the objects of the pool: see proxy.PoolInventory.
 type PoolSource interface {
 	Source
-	// Follow reads it until ctx is done. Items returns nothing until all of it was read once.
+	// Follow reads the objects until ctx is done. Items returns nothing until all of them were read once.
 	Follow(ctx context.Context)
 }
 
-// Options are those of New.
+// Options configure a Pool.
 type Options struct {
 	Source     NodeSource
 	PoolSource PoolSource
-	// HasCloud tells whether the hub reaches the cloud.
+	// HasCloud reports whether the hub reaches the cloud.
 	HasCloud func() bool
-	// Pool returns the name of the node's pool. The hub leads no more when that changes.
+	// Pool returns the name of the node's pool. When it changes, the hub stops leading.
 	Pool func() string
-	// Addresses returns those at which the coordinator may be, as host:port; none if there is no coordinator. The one
-	// that has answered last is asked first.
+	// Addresses returns the possible addresses of the coordinator, as host:port, the preferred one first; none
+	// if there is no coordinator. The hub tries the address that answered last first.
 	Addresses func() []string
-	// Changed has a value when Addresses returns others: the next round begins at once.
+	// Changed has an element when the result of Addresses has changed: the next round begins at once.
 	Changed <-chan struct{}
 	// Transport sends requests to the coordinator as the node.
 	Transport http.RoundTripper
-	// Send sends a request to the cloud, as the node or with the credentials that it has.
+	// Send sends a request to the cloud, as the node or with the credentials in its headers.
 	Send func(r *http.Request, asNode bool) (*http.Response, error)
-	// IsRefused tells whether the kubelet of the node refuses the hub.
+	// IsRefused reports whether the kubelet of the node refuses the hub.
 	IsRefused func() bool
 	// NodeName is the name of the node.
 	NodeName string
 	Log      logr.Logger
 }
 
-// Pool is the hub's part in the governance of its pool. Run does the work.
+// Pool does the hub's part in the governance of its pool. Run does the work.
 type Pool struct {
 	options Options
 	client  *http.Client
 	now     func() time.Time
 	lead    lead
-	// at is the address that is asked, and first the one at which the coordinator should be: another one is asked first
-	// until it has answered once, also if at answers still. firstAsked is when that was tried last.
+	// at is the current address, and first the preferred one. Until first has answered once (isReached), it is
+	// tried again from time to time, even while at answers. firstAsked is the time of the last such attempt.
 	at, first  string
 	isReached  bool
 	firstAsked time.Time
-	// led is when a hub led where at is, or that was asked first; beyond is the next address to be asked whether one leads
-	// there.
+	// led is when a hub led at the current address, or when that became the current one. beyond is the index of
+	// the next address where a leader is looked for.
 	led    time.Time
 	beyond int
-	// of is the pool of the last round.
+	// of is the name of the pool in the last round.
 	of string
-	// session and number are those of the last beat, and beaten when it was sent.
+	// session and number identify the last beat; beaten is when it was sent.
 	session string
 	number  uint64
 	beaten  time.Time
-	// unsent are the statuses that the last beat has reported.
+	// unsent are the statuses of which the last beat reported the digest.
 	unsent *governance.Statuses
-	// isSpokenFor: the coordinator has a report of the node, and the cloud has not heard from the node since.
+	// isSpokenFor: the coordinator has a report of the node, and the node has not confirmed it in the cloud
+	// since.
 	isSpokenFor bool
-	// node and pool are what is told of the node, and of its pool while the hub leads.
+	// node and pool are what was told about the node, and while the hub leads, about its pool.
 	node, pool told
 	refused    map[governance.Item]time.Time
 
 	mu     sync.Mutex
 	status *Status
-	// state is how the pool is, by the last answer to the hub that leads, and pulseProblem why the cloud does not hear of it.
+	// state is the state of the pool in the coordinator's last answer, while the hub leads. pulseProblem is why
+	// the pulse could not be sent.
 	state        *governance.PoolState
 	pulseProblem string
-	// reports are those of nodes that do not reach the cloud, and statuses what is known of theirs; while the hub leads.
+	// reports are the reports of nodes that do not reach the cloud, and statuses their statuses; both while the
+	// hub leads.
 	reports  map[string]governance.Report
 	statuses map[string]*governance.Statuses
-	// failing is since when the cloud takes nothing that is forwarded; zero if it does, or there is nothing. mayPulse: it
-	// has, or there was nothing, since the hub leads.
+	// failing is since when the cloud accepts nothing that is forwarded; zero if it does, or if there is
+	// nothing to forward. mayPulse: since the hub leads, the cloud has accepted something, or there was nothing
+	// to forward.
 	failing  time.Time
 	mayPulse bool
 }
 
-// told is what the coordinator is told of a Source.
+// told is what the coordinator was told about a Source.
 type told struct {
 	source Source
-	// path is where its inventories are sent to.
+	// path is the path for inventories.
 	path string
-	// at is when the last inventory was sent: from time to time one is sent in any case, because others may have
-	// removed what is of several nodes, and what was refused may be taken now.
+	// at is when the last inventory was sent. It is sent again after againAfter in any case: other hubs may
+	// have removed objects of several nodes, and refused objects may be accepted now.
 	at time.Time
 	// pending are the objects to be uploaded, in order.
 	pending []governance.Ref
-	// inventory is what the coordinator should have; nil if that is not known.
+	// inventory is the list of objects that the coordinator should have; nil if it is not known.
 	inventory *governance.Inventory
 }
 
@@ -155,25 +163,25 @@ func (t *told) digest() string {
 	return t.inventory.Digest()
 }
 
-// Status is what is known of the coordinator.
+// Status is the status of the connection to the coordinator.
 type Status struct {
-	// Address is where the coordinator has answered last; "" if it never has.
+	// Address is where the coordinator last answered; "" if it never has.
 	Address string `json:"address,omitempty"`
-	// Since is since when it answers, or does not any more. Reason is why it does not; "" if it does.
+	// Since is since when the coordinator answers, or does not. Reason is why it does not; "" if it does.
 	Since  time.Time `json:"since"`
 	Reason string    `json:"reason,omitempty"`
 	// Leads is whether the hub leads its pool.
 	Leads bool `json:"leads,omitempty"`
-	// Pulse is why the cloud does not hear from the hub, while it leads, how the pool is; "" if it does.
+	// Pulse is why the hub, while it leads, cannot report the state of the pool to the cloud; "" if it can.
 	Pulse string `json:"pulse,omitempty"`
-	// Objects is the number of objects that it should have, Waiting that of those that are not uploaded yet, and
-	// Refused that of those that it refuses.
+	// Objects is the number of objects that the coordinator should have, Waiting the number of those that are
+	// not uploaded yet, and Refused the number of those that it refuses.
 	Objects int `json:"objects"`
 	Waiting int `json:"waiting"`
 	Refused int `json:"refused"`
 }
 
-// New returns the pool of a hub.
+// New returns a Pool.
 func New(o Options) *Pool {
 	p := &Pool{options: o, client: &http.Client{Transport: o.Transport}, now: time.Now, session: rand.Text(), refused: map[governance.Item]time.Time{}}
 	p.lead = lead{do: p.follow, now: func() time.Time { return p.now() }}
@@ -181,7 +189,7 @@ func New(o Options) *Pool {
 	return p
 }
 
-// follow is what the hub does while it leads.
+// follow does the work of the leader.
 func (p *Pool) follow(ctx context.Context) {
 	var running sync.WaitGroup
 	d := &delegate{send: p.options.Send}
@@ -192,7 +200,7 @@ func (p *Pool) follow(ctx context.Context) {
 	running.Wait()
 }
 
-// Status returns what is known of the coordinator; nil if there is none.
+// Status returns the status; nil if there is no coordinator.
 func (p *Pool) Status() *Status {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -236,12 +244,12 @@ func (p *Pool) Run(ctx context.Context) {
 			return
 		case <-p.options.Changed:
 			pause = governance.BeatEvery
-		case <-time.After(pause - mathrand.N(pause/4)): // hubs that begin together do not stay together
+		case <-time.After(pause - mathrand.N(pause/4)): // random, so that hubs do not stay in step
 		}
 	}
 }
 
-// begin notes whether there is a coordinator.
+// begin records whether there is a coordinator.
 func (p *Pool) begin(isThere bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -249,11 +257,11 @@ func (p *Pool) begin(isThere bool) {
 		p.status, p.at, p.first, p.node.pending = nil, "", "", nil
 		p.lead.answered(p.now(), false)
 	} else if p.status == nil {
-		p.status = &Status{Since: p.now(), Reason: "it was not asked yet"}
+		p.status = &Status{Since: p.now(), Reason: "no request was sent yet"}
 	}
 }
 
-// report notes how a round has ended. It returns false if no coordinator answers.
+// report records the result of a round. It returns false if no coordinator answers.
 func (p *Pool) report(err error) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -266,19 +274,19 @@ func (p *Pool) report(err error) bool {
 	}
 	if (reason == "") != (p.status.Reason == "") {
 		p.status.Since = p.now()
-		p.options.Log.Info("Whether the pool's coordinator is up to date has changed", "isUpToDate", err == nil, "reason", reason)
+		p.options.Log.Info("The state of the pool's coordinator changed", "isUpToDate", err == nil, "reason", reason)
 	}
 	p.status.Reason, p.status.Waiting, p.status.Refused = reason, len(p.node.pending)+len(p.pool.pending), len(p.refused)
 	return !errors.As(err, new(*unreachable))
 }
 
-// unreachable is the error of a coordinator that does not answer anywhere.
+// unreachable is the error of a round in which the coordinator answered at no address.
 type unreachable struct{ error }
 
 // Unwrap returns the reason.
 func (u *unreachable) Unwrap() error { return u.error }
 
-// round beats, and uploads what the coordinator lacks.
+// round sends a beat, and uploads the objects that the coordinator lacks.
 func (p *Pool) round(ctx context.Context, addresses []string) error {
 	ctx, cancel := context.WithTimeout(ctx, roundWithin)
 	defer cancel()
@@ -301,7 +309,7 @@ func (p *Pool) round(ctx context.Context, addresses []string) error {
 		return has[item.Ref] != item || p.now().Sub(at) > againAfter
 	})
 	if ofNode == nil {
-		problem = errors.Join(problem, p.tell(ctx, &p.node, answer.IsKnown, has)) // what comes next is no less urgent
+		problem = errors.Join(problem, p.tell(ctx, &p.node, answer.IsKnown, has)) // continue: the rest is as urgent
 	}
 	if answer.NeedsStatuses && p.unsent != nil {
 		if err := p.post(ctx, governance.StatusesPath, p.unsent, nil); err != nil {
@@ -317,37 +325,38 @@ func (p *Pool) round(ctx context.Context, addresses []string) error {
 	return problem
 }
 
-// itemsOfNode sets the inventory of the node. Without one, the hub beats all the same: the node lives.
+// itemsOfNode sets the inventory of the node. If it fails, the hub still sends beats, because the node is
+// alive.
 func (p *Pool) itemsOfNode() ([]governance.Item, error) {
 	p.node.inventory = nil
 	items, err := p.options.Source.Items()
 	if err != nil {
-		return nil, fmt.Errorf("reading what is kept of the node: %w", err)
+		return nil, fmt.Errorf("reading the cached objects of the node: %w", err)
 	}
 	if len(items) > governance.MaxItems {
-		return nil, fmt.Errorf("the node has %d objects, and a coordinator takes %d of a node", len(items), governance.MaxItems)
+		return nil, fmt.Errorf("the node has %d objects, but a coordinator accepts at most %d of a node", len(items), governance.MaxItems)
 	}
 	p.node.inventory = &governance.Inventory{Items: items}
 	return items, nil
 }
 
-// itemsOfPool sets the inventory of the pool while the hub leads. Beyond its bound the last objects are left out,
-// which are the same ones for every hub.
+// itemsOfPool sets the inventory of the pool while the hub leads. Objects above the limit are left out. The
+// order is the same for every hub, so each leaves out the same ones.
 func (p *Pool) itemsOfPool() (items []governance.Item, problem error) {
 	p.pool.inventory = nil
 	if !p.lead.Leads() {
-		p.pool.at, p.pool.pending = time.Time{}, nil // others may lead meanwhile
+		p.pool.at, p.pool.pending = time.Time{}, nil // other hubs may lead meanwhile
 		return nil, nil
 	}
 	items, err := p.options.PoolSource.Items()
 	if err != nil {
-		return nil, fmt.Errorf("reading what belongs to the pool: %w", err)
+		return nil, fmt.Errorf("reading the objects of the pool: %w", err)
 	}
 	if len(items) == 0 { // every cluster has a Namespace
 		return nil, nil
 	}
 	if most := governance.MaxPoolItems; len(items) > most {
-		problem = fmt.Errorf("there are %d NodePools, Namespaces, Services and EndpointSlices, and a coordinator takes the first %d", len(items), most)
+		problem = fmt.Errorf("there are %d NodePools, Namespaces, Services and EndpointSlices, but a coordinator accepts only the first %d", len(items), most)
 		slices.SortFunc(items, func(a, b governance.Item) int { return a.Compare(b.Ref) })
 		items = items[:most]
 	}
@@ -355,7 +364,7 @@ func (p *Pool) itemsOfPool() (items []governance.Item, problem error) {
 	return items, problem
 }
 
-// find beats at the address that has answered last, and then at the others.
+// find sends a beat to the address that answered last, and then to the others until one answers.
 func (p *Pool) find(ctx context.Context, addresses []string) (answer governance.BeatAnswer, err error) {
 	if addresses[0] != p.first {
 		p.first, p.isReached, p.firstAsked = addresses[0], false, time.Time{}
@@ -380,21 +389,22 @@ func (p *Pool) find(ctx context.Context, addresses []string) (answer governance.
 			p.mu.Unlock()
 			return answer, nil
 		}
-		p.client.CloseIdleConnections() // one that is dead, or that began with a certificate that has expired since
+		p.client.CloseIdleConnections() // they may be broken, or use an expired certificate
 		if ctx.Err() != nil {
-			return answer, &unreachable{err} // the next round goes on from here
+			return answer, &unreachable{err} // the next round continues here
 		}
-		if i == 0 { // where it was last: at the others nobody listens
+		if i == 0 { // the address of the last answer: usually no coordinator runs at the others
 			last = err
 		}
 	}
 	p.at = ""
-	return answer, &unreachable{fmt.Errorf("it answers at none of %d addresses; at the first, %w", len(addresses), last)}
+	return answer, &unreachable{fmt.Errorf("no answer at any of %d addresses; at the first: %w", len(addresses), last)}
 }
 
-// elsewhere looks for a coordinator that has a hub that leads, when where the hub is none has led for a while: nobody speaks
-// for its node there. The cloud has started another one, because it does not hear of the node of this one. In each
-// round it asks at other addresses for a while, and goes on from there in the next one.
+// elsewhere looks for another coordinator with a leader, if the current one had no leader for unledFor and so
+// does not report the node to the cloud. This happens when the cloud has started a second coordinator because
+// it cannot reach the node of the first. Each round tries some addresses, and the next round continues after
+// them.
 func (p *Pool) elsewhere(ctx context.Context, addresses []string, here governance.BeatAnswer) governance.BeatAnswer {
 	if here.IsLed || p.now().Sub(p.led) < unledFor {
 		return here
@@ -418,7 +428,8 @@ func (p *Pool) elsewhere(ctx context.Context, addresses []string, here governanc
 	return here
 }
 
-// beat sends a beat, and learns whether the hub leads. It does not lead any more once it says that it has no cloud.
+// beat sends a beat, and records whether the hub leads. A hub stops leading as soon as it reports that it does
+// not reach the cloud.
 func (p *Pool) beat(ctx context.Context) (answer governance.BeatAnswer, err error) {
 	p.number++
 	p.beaten = p.now()
@@ -442,7 +453,7 @@ func (p *Pool) beat(ctx context.Context) (answer governance.BeatAnswer, err erro
 	return answer, nil
 }
 
-// tell sends an inventory, if the coordinator does not know it, and uploads what is pending.
+// tell sends an inventory if the coordinator does not have it, and uploads the pending objects.
 func (p *Pool) tell(ctx context.Context, t *told, isKnown bool, has map[governance.Ref]governance.Item) error {
 	if !isKnown || p.now().Sub(t.at) > againAfter {
 		var answer governance.InventoryAnswer
@@ -454,8 +465,8 @@ func (p *Pool) tell(ctx context.Context, t *told, isKnown bool, has map[governan
 	return p.upload(ctx, t, has)
 }
 
-// upload uploads what is pending, and beats meanwhile. What the coordinator refuses is left out; any other failure ends
-// it.
+// upload uploads the pending objects, and sends beats meanwhile. It skips objects that the coordinator refuses;
+// any other failure ends it.
 func (p *Pool) upload(ctx context.Context, t *told, has map[governance.Ref]governance.Item) error {
 	for len(t.pending) > 0 {
 		if p.now().Sub(p.beaten) > governance.BeatEvery {
@@ -478,8 +489,8 @@ func (p *Pool) upload(ctx context.Context, t *told, has map[governance.Ref]gover
 	return nil
 }
 
-// next reads the first objects that are pending, as many as are uploaded at once, and returns the rest. One that cannot be
-// read, mostly because it is gone, is left to the next inventory.
+// next reads the pending objects of the next upload, and returns the rest. It skips objects that cannot be
+// read, mostly because they are deleted: the next inventory corrects this.
 func (p *Pool) next(t *told, has map[governance.Ref]governance.Item) (uploads []governance.Upload, rest []governance.Ref) {
 	size := 0
 	for rest = t.pending; len(rest) > 0 && size < governance.EnoughAtOnce; rest = rest[1:] {
@@ -491,7 +502,7 @@ func (p *Pool) next(t *told, has map[governance.Ref]governance.Item) (uploads []
 		switch {
 		case err != nil:
 		case len(body) > governance.MaxObject:
-			p.refuse(item, fmt.Sprintf("it has %d bytes, more than %d", len(body), governance.MaxObject))
+			p.refuse(item, fmt.Sprintf("the object has %d bytes, more than %d", len(body), governance.MaxObject))
 		default:
 			uploads, size = append(uploads, governance.Upload{Ref: item.Ref, Body: body}), size+len(body)
 		}
@@ -499,17 +510,17 @@ func (p *Pool) next(t *told, has map[governance.Ref]governance.Item) (uploads []
 	return uploads, rest
 }
 
-// refuse notes that an object is not taken.
+// refuse records that the coordinator refuses an object.
 func (p *Pool) refuse(item governance.Item, reason string) {
 	p.refused[item] = p.now()
 	log := p.options.Log
 	if kind, _ := governance.KindOf(item.Resource); !kind.IsOfNode && !kind.IsOfPool {
-		log = log.V(2) // what no pod of the node names any more stays in the cache for a while
+		log = log.V(2) // objects that no pod of the node uses any more stay in the cache for a while
 	}
 	log.Info("The pool's coordinator refuses an object", "object", item.String(), "reason", reason)
 }
 
-// put uploads objects, and returns how many of them are done with: at least one.
+// put uploads objects, and returns how many of them have a result: at least one.
 func (p *Pool) put(ctx context.Context, uploads []governance.Upload, has map[governance.Ref]governance.Item) (done int, err error) {
 	contentType, body, err := governance.EncodeUploads(uploads)
 	if err != nil {
@@ -520,18 +531,18 @@ func (p *Pool) put(ctx context.Context, uploads []governance.Upload, has map[gov
 	if err != nil {
 		return 0, err
 	}
-	if code != http.StatusOK { // every process of the node may ask for the status: it must not name a Secret
-		return 0, fmt.Errorf("uploading: the coordinator at %s answers %d", p.at, code)
+	if code != http.StatusOK { // every process of the node can read the status: it must not contain names of Secrets
+		return 0, fmt.Errorf("uploading: the coordinator at %s returned %d", p.at, code)
 	}
 	if done = len(answer.Results); done == 0 || done > len(uploads) {
-		return 0, fmt.Errorf("the coordinator at %s answers %d results for %d objects", p.at, done, len(uploads))
+		return 0, fmt.Errorf("the coordinator at %s returned %d results for %d objects", p.at, done, len(uploads))
 	}
 	for i, result := range answer.Results {
 		item := has[uploads[i].Ref]
 		kind, _ := governance.KindOf(item.Resource)
 		switch {
-		case result.Code == http.StatusOK, result.Code == http.StatusConflict: // a later version is there
-		case result.Code == http.StatusForbidden && kind.IsOfPool: // another hub leads by now
+		case result.Code == http.StatusOK, result.Code == http.StatusConflict: // it has a later version
+		case result.Code == http.StatusForbidden && kind.IsOfPool: // another hub leads now
 			return 0, errors.New(result.Reason)
 		default:
 			p.refuse(item, result.Reason)
@@ -540,7 +551,7 @@ func (p *Pool) put(ctx context.Context, uploads []governance.Upload, has map[gov
 	return done, nil
 }
 
-// post sends a message, and reads the answer.
+// post sends a message, and decodes the answer.
 func (p *Pool) post(ctx context.Context, path string, message, answer any) error {
 	body, err := json.Marshal(message)
 	if err != nil {
@@ -548,15 +559,16 @@ func (p *Pool) post(ctx context.Context, path string, message, answer any) error
 	}
 	code, reason, err := p.send(ctx, http.MethodPost, path, "application/json", body, answer)
 	if err == nil && code != http.StatusOK {
-		err = fmt.Errorf("the coordinator at %s answers %d: %s", p.at, code, reason)
+		err = fmt.Errorf("the coordinator at %s returned %d: %s", p.at, code, reason)
 	}
 	return err
 }
 
-// sendWithin bounds a request.
+// sendWithin is the timeout of a request.
 const sendWithin = 10 * time.Second
 
-// send sends a request. reason is the text of an answer that is no success; else the answer is read.
+// send sends a request. For an error response, reason is its text; otherwise the response is decoded into
+// answer.
 func (p *Pool) send(ctx context.Context, method, path, contentType string, body []byte, answer any) (code int, reason string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, sendWithin)
 	defer cancel()
@@ -567,10 +579,10 @@ func (p *Pool) send(ctx context.Context, method, path, contentType string, body 
 	r.Header.Set("Content-Type", contentType)
 	response, err := p.client.Do(r)
 	if e := (*url.Error)(nil); errors.As(err, &e) {
-		err = e.Err // without the path, which may name a Secret
+		err = e.Err // without the path, which may contain the name of a Secret
 	}
 	if err != nil {
-		return 0, "", fmt.Errorf("asking the coordinator at %s: %w", p.at, err)
+		return 0, "", fmt.Errorf("sending a request to the coordinator at %s: %w", p.at, err)
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {

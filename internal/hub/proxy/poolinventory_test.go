@@ -158,7 +158,7 @@ func TestUnreadablePoolObjectsGiveNoInventory(t *testing.T) {
 		change func(*watchable)
 		says   string
 	}{
-		"refused":   {func(c *watchable) { c.refused = slicesPath }, "reading /apis/discovery.k8s.io/v1/endpointslices: the API server refuses it"},
+		"refused":   {func(c *watchable) { c.refused = slicesPath }, "reading /apis/discovery.k8s.io/v1/endpointslices: the API server refuses the request"},
 		"too large": {func(c *watchable) { c.lists["/api/v1/services"] = named(strings.Repeat("x", 200<<10), "default") }, "the services cannot be kept"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,5 +1,5 @@
-// Package request tells what a request to an API server asks for, by its method, path, query and
-// headers only. It must not know connections, identities or storage.
+// Package request parses the method, path, query and headers of a request to an API server. It must not know
+// connections, identities or storage.
 package request
 
 import (
@@ -13,7 +13,7 @@ import (
 type Kind string
 
 const (
-	// Get reads one object, or a document that is no object, for example of discovery.
+	// Get reads one object, or another document, for example of discovery.
 	Get Kind = "get"
 	// List reads a collection, whole or in chunks.
 	List Kind = "list"
@@ -21,41 +21,42 @@ const (
 	Watch Kind = "watch"
 	// Write creates, changes or deletes objects.
 	Write Kind = "write"
-	// Stream is a connection for both directions (exec, attach, port-forward), or an answer without
-	// end (logs, proxies): it is passed on and never kept.
+	// Stream is a bidirectional connection (exec, attach, port-forward), or a response without end (logs,
+	// proxies). It is forwarded and never cached.
 	Stream Kind = "stream"
 )
 
-// Positions returns the names of the parameters that are no part of a scope.
+// Positions returns the names of the parameters that are not part of a scope.
 func Positions() []string { return slices.Clone(positions) }
 
-// Request is what a request asks for.
+// Request is a parsed request.
 type Request struct {
 	Kind Kind
-	// Group, Version and Resource are "" for a path that is no resource.
+	// Group, Version and Resource are "" if the path is not a resource.
 	Group, Version, Resource string
-	// Namespace and Name are "" if the request has none. A watch of one object by its name in a field
-	// selector has none.
+	// Namespace and Name are "" if the request has none. A watch of one object with a field selector for its
+	// name has no Name.
 	Namespace, Name, Subresource string
-	// Path is that of what is read, without the prefix of the oldest form of watches. It is "" if Scope is.
+	// Path is the path of what is read, without the prefix of the deprecated form of watches. It is "" if Scope
+	// is.
 	Path string
-	// Scope is the whole scope of what is read, without the identity of who reads: path, selectors
-	// and representation. Lists and watches of a collection have the same scope. It is "" for writes,
-	// streams and what is true at the moment only, such as the health of the API server.
+	// Scope is the scope of the request without its caller: path, selectors and representation. Lists and
+	// watches of a collection have the same scope. It is "" for writes, streams and responses that are valid
+	// only at the moment, such as the health of the API server.
 	Scope string
 }
 
-// streams are the subresources whose answers are streams.
+// streams are the subresources with streams as responses.
 var streams = []string{"attach", "exec", "log", "portforward", "proxy"}
 
-// positions are the parameters of a read that choose from when, how much or for how long, and not
-// what.
+// positions are the parameters of a read that choose its start, size or duration, and not which objects are
+// read.
 var positions = []string{
 	"allowWatchBookmarks", "continue", "limit", "resourceVersion", "resourceVersionMatch", "sendInitialEvents",
 	"timeout", "timeoutSeconds", "watch",
 }
 
-// Of tells what a request asks for.
+// Of parses a request.
 func Of(r *http.Request) Request {
 	var q Request
 	path, watched := q.resource(r.URL.Path)
@@ -82,14 +83,14 @@ func Of(r *http.Request) Request {
 		query.Del(name)
 	}
 	q.Scope = strings.Join([]string{path, query.Encode(), accept(r.Header)}, "\n")
-	if q.Kind == Get { // an object that is read is not the collection of its path's watch
+	if q.Kind == Get { // a get has another scope than a watch of the same path
 		q.Scope += "\nget"
 	}
 	return q
 }
 
-// resource reads a path, and returns it without the prefix of the oldest form of watches, and
-// whether it had this.
+// resource parses a path. It returns the path without the prefix of the deprecated form of watches, and whether
+// it had that prefix.
 func (q *Request) resource(path string) (rest string, watched bool) {
 	parts := strings.Split(strings.Trim(path, "/"), "/")
 	var prefix []string
@@ -108,7 +109,7 @@ func (q *Request) resource(path string) (rest string, watched bool) {
 	}
 	rest = "/" + strings.Join(slices.Concat(prefix, parts), "/")
 	if parts[0] == "namespaces" && len(parts) > 1 {
-		// A namespace itself has the subresources status and finalize only.
+		// The subresources of a namespace itself are only status and finalize.
 		if len(parts) == 2 || len(parts) == 3 && (parts[2] == "status" || parts[2] == "finalize") {
 			q.Namespace = parts[1]
 		} else {
@@ -125,36 +126,36 @@ func (q *Request) resource(path string) (rest string, watched bool) {
 	return rest, watched
 }
 
-// isDocument reports whether a path that is no resource has what stays: the version of the API
-// server, discovery, OpenAPI, and the keys of the tokens of ServiceAccounts.
+// isDocument reports whether a path that is not a resource can be cached: the version of the API server,
+// discovery, OpenAPI, and the keys of ServiceAccount tokens.
 func isDocument(path string) bool {
 	first, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
 	return slices.Contains([]string{"version", "api", "apis", "openapi", "openid", ".well-known"}, first)
 }
 
-// isTrue reads a parameter as an API server does: all but 0 and false is true.
+// isTrue parses a boolean parameter like an API server: every value except 0 and false is true.
 func isTrue(query url.Values, name string) bool {
 	return query.Has(name) && query.Get(name) != "0" && !strings.EqualFold(query.Get(name), "false")
 }
 
-// accept returns the representations that the client accepts, as one line. Their order counts.
+// accept returns the representations that the client accepts, as one line. The order is significant.
 func accept(h http.Header) string {
 	text := strings.ToLower(strings.ReplaceAll(strings.Join(h.Values("Accept"), ","), " ", ""))
-	// A list and a watch of metadata name it in two ways.
+	// Lists and watches use different names for the metadata representation.
 	return strings.ReplaceAll(text, "as=partialobjectmetadatalist", "as=partialobjectmetadata")
 }
 
-// Position is from when, how much and for how long a read of a collection is asked for.
+// Position is the start, size and duration of the read of a collection.
 type Position struct {
 	ResourceVersion string
-	// Limit is true if the answer may be a chunk, and Continue names the chunk after the first.
+	// Limit is true if the response may be a chunk. Continue is the token of a chunk after the first.
 	Limit    bool
 	Continue string
-	// Exact is true if the answer must be of ResourceVersion and no later one.
+	// Exact is true if the response must be of exactly ResourceVersion, not later.
 	Exact bool
 	// InitialEvents is true for a watch that begins with all objects.
 	InitialEvents bool
-	// Bookmarks is true for a watch whose client understands them.
+	// Bookmarks is true for a watch whose client accepts bookmarks.
 	Bookmarks bool
 }
 

@@ -1,5 +1,5 @@
-// Package table prints objects as an API server does for kubectl: as a table with a row for each. It knows the
-// columns of pods; of other kinds it prints the name and the age.
+// Package table prints objects as a table for kubectl, with a row for each object, like an API server. It knows
+// the columns of pods; for other kinds it prints the name and the age.
 package table
 
 import (
@@ -13,14 +13,14 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 )
 
-// unknown is what a cell has for an empty value that a person should notice, and none for one that is normal.
+// unknown is shown for an empty value that indicates a problem, and none for one that is normal.
 const unknown, none = "<unknown>", "<none>"
 
-// Include is what a row has of its object: the parameter includeObject of a request.
+// Include says which part of its object a row contains: the parameter includeObject of a request.
 type Include = metav1.IncludeObjectPolicy
 
-// Of prints objects of one kind, which have metadata, in their order. version is the resource version of the
-// table.
+// Of prints objects of one kind, in the given order. The objects must have metadata. version is the resource
+// version of the table.
 func Of(objects []runtime.Object, version string, include Include, now time.Time) (*metav1.Table, error) {
 	t := &metav1.Table{
 		TypeMeta: metav1.TypeMeta{APIVersion: metav1.SchemeGroupVersion.String(), Kind: "Table"},
@@ -34,7 +34,7 @@ func Of(objects []runtime.Object, version string, include Include, now time.Time
 		row := metav1.TableRow{Cells: []any{m.GetName(), age(m.GetCreationTimestamp(), now)}}
 		if pod, is := object.(*corev1.Pod); is {
 			pod = pod.DeepCopy()
-			pod.APIVersion, pod.Kind = "v1", "Pod" // which an item of a list does not say
+			pod.APIVersion, pod.Kind = "v1", "Pod" // items of a list do not have them
 			object, t.ColumnDefinitions = pod, podColumns
 			row.Cells = cellsOf(pod, now)
 		}
@@ -117,7 +117,7 @@ func cellsOf(pod *corev1.Pod, now time.Time) []any {
 	}
 }
 
-// gatesOf says how many readiness gates of a pod are open.
+// gatesOf returns how many readiness gates of a pod are fulfilled, and how many there are.
 func gatesOf(pod *corev1.Pod) string {
 	open := 0
 	for _, gate := range pod.Spec.ReadinessGates {
@@ -140,7 +140,7 @@ func hasCondition(pod *corev1.Pod, kind corev1.PodConditionType) bool {
 	return false
 }
 
-// isSidecar reports whether an init container runs beside the others.
+// isSidecar reports whether an init container is a sidecar, which runs next to the other containers.
 func isSidecar(pod *corev1.Pod, name string) bool {
 	for i := range pod.Spec.InitContainers {
 		if c := &pod.Spec.InitContainers[i]; c.Name == name {
@@ -150,7 +150,7 @@ func isSidecar(pod *corev1.Pod, name string) bool {
 	return false
 }
 
-// statusOf says in one word how a pod is: the first thing that keeps it from running, else its phase.
+// statusOf returns the status of a pod as one word: the first reason why it does not run, otherwise its phase.
 func statusOf(pod *corev1.Pod) string {
 	isOver := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 	switch {
@@ -166,7 +166,7 @@ func statusOf(pod *corev1.Pod) string {
 	if pod.Status.Reason != "" {
 		status = pod.Status.Reason
 	}
-	for i := len(pod.Status.ContainerStatuses) - 1; i >= 0; i-- { // the first container's counts
+	for i := len(pod.Status.ContainerStatuses) - 1; i >= 0; i-- { // the first container has priority
 		s := &pod.Status.ContainerStatuses[i]
 		switch {
 		case s.State.Waiting != nil && s.State.Waiting.Reason != "":
@@ -177,7 +177,7 @@ func statusOf(pod *corev1.Pod) string {
 			runs = true
 		}
 	}
-	if status == "Completed" && runs { // one container of several is over
+	if status == "Completed" && runs { // some containers have completed, others run
 		if hasCondition(pod, corev1.PodReady) {
 			return "Running"
 		}
@@ -186,7 +186,7 @@ func statusOf(pod *corev1.Pod) string {
 	return status
 }
 
-// beginning says how far a pod's start is; "" once its containers are to run.
+// beginning returns the state of a pod before its containers start (gates, init containers); "" if they may start.
 func beginning(pod *corev1.Pod) string {
 	for i := range pod.Status.Conditions {
 		if c := &pod.Status.Conditions[i]; c.Type == corev1.PodScheduled && c.Reason == corev1.PodReasonSchedulingGated {
@@ -209,7 +209,7 @@ func beginning(pod *corev1.Pod) string {
 	return ""
 }
 
-// ending says why a container is over.
+// ending returns why a container has terminated.
 func ending(t *corev1.ContainerStateTerminated) string {
 	switch {
 	case t.Reason != "":
