@@ -14,19 +14,19 @@ import (
 )
 
 const (
-	// maxStrangers bounds the connections whose client has not shown yet who it is. Whatever runs on the
-	// node can open them.
+	// maxStrangers is the limit for connections whose client has not authenticated yet. Every process on the
+	// node can open such connections.
 	maxStrangers = 256
-	// maxOfIdentity bounds the connections of an identity that is not the node, and maxOthers those of all
-	// of them together.
+	// maxOfIdentity is the limit for the connections of one identity other than the node, and maxOthers the
+	// limit for all of these identities together.
 	maxOfIdentity, maxOthers = 64, 256
-	// maxObservers bounds the connections of the second port.
+	// maxObservers is the limit for connections to the second port.
 	maxObservers = 64
 )
 
 type requestKey struct{}
 
-// trusting returns proxy.Proxy.Trust. It needs the request of each context: see withRequest.
+// trusting returns proxy.Proxy.Trust. The contexts must come from withRequest.
 func trusting(c *limits.Connections, recognizer *identity.Recognizer) func(context.Context) {
 	return func(ctx context.Context) {
 		r, is := ctx.Value(requestKey{}).(*http.Request)
@@ -34,18 +34,18 @@ func trusting(c *limits.Connections, recognizer *identity.Recognizer) func(conte
 			return
 		}
 		c.Trust(ctx, r.Header.Get("Authorization") == "", func() string {
-			caller, _ := recognizer.Recognize(r) // it has been recognized before
+			caller, _ := recognizer.Recognize(r) // it succeeded before
 			return caller.Name
 		})
 	}
 }
 
-// withRequest returns a request whose context has it.
+// withRequest returns a request with itself in its context.
 func withRequest(r *http.Request) *http.Request {
 	return r.WithContext(context.WithValue(r.Context(), requestKey{}, r))
 }
 
-// newObserving returns the server of the second port, which everybody on the node can reach.
+// newObserving returns the server of the second port, which every process on the node can reach.
 func newObserving(handler http.Handler, log logr.Logger) *http.Server {
 	observers := limits.NewConnections(maxObservers, 0, 0)
 	return &http.Server{
@@ -54,8 +54,8 @@ func newObserving(handler http.Handler, log logr.Logger) *http.Server {
 	}
 }
 
-// errorLog writes the messages of net/http to the log, for example about failed handshakes. Anybody
-// who reaches the port can cause them.
+// errorLog writes the messages of net/http to the log, for example about failed handshakes. Every client of the
+// port can cause them.
 type errorLog struct{ logr.Logger }
 
 // Write implements io.Writer.

@@ -24,13 +24,13 @@ import (
 )
 
 const (
-	// dialWithin bounds the start of a connection to the coordinator of the pool, and the answer to a ping on it. A
-	// node of the pool is near.
+	// dialWithin is the timeout for connecting to the coordinator of the pool, and for the response to a ping.
+	// The coordinator is on a node nearby.
 	dialWithin = 3 * time.Second
-	// pingAfter is when a silent connection is tried.
+	// pingAfter is how long a connection may be silent before it is tested by a ping.
 	pingAfter = 5 * time.Second
-	// renewAccessFrom is the part of its life after which the certificate for the pool's API server is renewed, or a little
-	// later: about two thirds, so that a long cut leaves it valid.
+	// renewAccessFrom is the earliest part of its lifetime after which the certificate for the pool's API
+	// server is renewed. It is about two thirds, so that the certificate stays valid during a long outage.
 	renewAccessFrom = 0.6
 )
 
@@ -47,14 +47,14 @@ func newPool(nodeName string, discovery *pool.Discovery, p *proxy.Proxy, cloud *
 	})
 }
 
-// poolAccess is the port for the API server of the pool, and the certificate with which it is served.
+// poolAccess is the port for the API server of the pool, and its serving certificate.
 type poolAccess struct {
 	*access.Port
 
 	certificate *nodecert.Manager
 }
 
-// status returns what is told of the port; nil if nobody misses it.
+// status returns the status of the port; nil if the pool has no coordinator.
 func (a *poolAccess) status() *Access {
 	address, problem := a.State()
 	if errors.Is(problem, access.ErrNoCoordinator) {
@@ -104,8 +104,8 @@ func newAccess(c *config.Configuration, address string, discovery *pool.Discover
 	return &poolAccess{access.New(access.Options{Address: address, CA: ca, Certificate: certificate.Current, Kubelet: p.Kubelet, Now: time.Now, Log: log}), certificate}
 }
 
-// poolTransport sends requests to a coordinator as the node. The coordinator's certificate must be signed by the pool's
-// CA, as it is when the connection begins.
+// poolTransport sends requests to a coordinator as the node. The coordinator's certificate must be signed by
+// the CA that the pool has when the connection begins.
 func poolTransport(ca func() []byte, certificate func() (*tls.Certificate, error)) *http.Transport {
 	return &http.Transport{
 		ForceAttemptHTTP2: true, MaxIdleConns: 1, IdleConnTimeout: idleFor,

@@ -1,23 +1,23 @@
-// Package hub is atoll-hub, the only connection between a node and the API servers: it wires the
-// packages below it.
+// Package hub is atoll-hub, the only connection between a node and the API servers. It wires the packages below
+// it:
 //
-//	request    what a request asks for
-//	identity   who sends it
-//	limits     what one client, and all together, may take
-//	wire       the encodings of answers
-//	cache      what was answered, on disk
-//	files      small files: those that others replace, and its own
-//	panics     catches panics outside of requests
+//	request    parses requests
+//	identity   determines the callers of requests
+//	limits     limits for each client and for all together
+//	wire       the encodings of responses
+//	cache      the cached responses, on disk
+//	files      small files: those that other programs replace, and the hub's own
+//	panics     recovers from panics
 //	nodecert   the certificates of the node that the hub requests itself
 //	delivery   which pods may reach the node
-//	filter     what the proxy and filters of objects know of each other
-//	endpoints  which endpoints of Services clients get, with which addresses
+//	filter     the interfaces between the proxy and filters of objects
+//	endpoints  filters the endpoints of Services for clients
 //	journal    writes of the node that wait for the cloud, on disk
-//	kubelet    what the hub asks the kubelet
+//	kubelet    requests to the kubelet
 //	uplink     whether the cloud is reachable, and the connections to it
-//	pool       where the coordinator of the node's pool is, and what it is told
-//	access     the port for the coordinator's API server: logs and exec for people
-//	proxy      the answers
+//	pool       the coordinator of the node's pool
+//	access     the port for the coordinator's API server: logs and exec for users
+//	proxy      answers requests, from the cloud or the cache
 //	config     the configuration file
 package hub
 
@@ -58,22 +58,22 @@ import (
 )
 
 const (
-	// headerWithin bounds how long a client may take for the headers of a request, and maxHeader their
-	// size in bytes.
+	// headerWithin is how long a client may take to send the headers of a request, and maxHeader their size
+	// limit in bytes.
 	headerWithin, maxHeader = 10 * time.Second, 64 << 10
-	// maxUnread bounds what of the requests of a connection is received before it is read, in bytes.
+	// maxUnread is how many bytes of the requests of a connection are received before they are read.
 	maxUnread = 256 << 10
-	// closeWithin bounds how long requests may go on when the hub ends.
+	// closeWithin is how long requests may continue when the hub exits.
 	closeWithin = 2 * time.Second
-	// idleFor is how long a connection may have no request.
+	// idleFor is how long a connection may be idle.
 	idleFor = 2 * time.Minute
-	// saveAfter is the least time between two writes of the known tokens, saveEvery the most between two
-	// attempts, and rewriteEvery how long the times at which they were accepted may be wrong on disk.
+	// saveAfter is the least time between two writes of the known tokens, saveEvery the longest time between
+	// two attempts, and rewriteEvery how old the times of acceptance on disk may be.
 	saveAfter, saveEvery, rewriteEvery = time.Second, 10 * time.Second, time.Hour
-	// renewWithin is for how long after an outage, or the hub's own start, a certificate that has expired is accepted:
-	// its client renews it with it.
+	// renewWithin is how long after an outage, or after the start of the hub, an expired certificate is
+	// accepted, so that its client can renew it.
 	renewWithin = time.Hour
-	// secretSize is the size of the secret with which tokens are hashed, in bytes.
+	// secretSize is the size of the secret for hashing tokens, in bytes.
 	secretSize = 32
 )
 
@@ -82,18 +82,19 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) error {
 	return run(ctx, c, log, trial{})
 }
 
-// trial is what a test changes of a hub. Nothing of it is set outside tests.
+// trial has the changes of a test to a hub. It is empty outside tests.
 type trial struct {
-	// fail makes the disk fail: see cache.Options.
+	// fail makes changes on disk fail: see cache.Options.
 	fail func(op string) error
-	// takeWithin is the hub's instead of limits.TakeWithin.
+	// takeWithin replaces limits.TakeWithin.
 	takeWithin time.Duration
 	// access is the address of the port for the pool's API server.
 	access string
 }
 
-// http2 bounds what a connection of HTTP/2 holds. What a client has sent and nobody reads yet is in memory: of each
-// connection that much. A connection that takes nothing any more would hold all that is sent on it, for ever.
+// http2 limits the memory of an HTTP/2 connection. Data that the client has sent and nobody has read yet is in
+// memory. WriteByteTimeout closes connections whose client reads nothing: otherwise they would hold the unread
+// responses for ever.
 func (t trial) http2() *http.HTTP2Config {
 	return &http.HTTP2Config{
 		MaxReceiveBufferPerConnection: maxUnread, MaxReceiveBufferPerStream: maxUnread / 4,
@@ -101,13 +102,13 @@ func (t trial) http2() *http.HTTP2Config {
 	}
 }
 
-// run is Run with what a test changes.
+// run is Run with the changes of a test.
 func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed trial) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	memory.Bound(memory.OfControlGroup(os.DirFS("/")))
 	if err := os.MkdirAll(c.Directory, 0o700); err != nil {
-		return fmt.Errorf("making the hub's directory: %w", err)
+		return fmt.Errorf("creating the hub's directory: %w", err)
 	}
 	caught := panics.New(log)
 	followed, err := newFollowed(c, caught, log)
@@ -179,7 +180,7 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed 
 		BaseContext: func(net.Listener) context.Context { return requests },
 		ConnContext: clients.Open, ConnState: clients.Change, ErrorLog: stdlog.New(errorLog{log}, "", 0),
 		HTTP2: changed.http2(),
-		// The certificates of clients are judged for each request: see identity.Recognizer.
+		// Client certificates are verified for each request: see identity.Recognizer.
 		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: serving.get, ClientAuth: tls.RequestClientCert},
 	}
 	observed, err := (&parts{c.NodeName, cloud, node, serving, p, services, governed, people, caught}).observe()
@@ -188,26 +189,26 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed 
 	}
 	observer, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.Observe)
 	if err != nil {
-		return fmt.Errorf("listening for who observes the hub: %w", err)
+		return fmt.Errorf("listening on the observe address: %w", err)
 	}
 	observing := newObserving(observed, log)
 	var background sync.WaitGroup
 	background.Go(func() {
 		if err := observing.Serve(observer); !errors.Is(err, http.ErrServerClosed) {
-			log.Error(err, "The hub cannot be observed any more")
+			log.Error(err, "Serving the observe address failed")
 		}
 	})
 	tasks := map[string]func(context.Context){
-		"asking the cloud": cloud.Run, "following files": followed.run, "the certificate of the node": node.run, "the serving certificate": serving.run, "sending kept writes": p.Replay,
-		"telling of held pods":                 p.TellOfHeld,
-		"keeping what kubectl reads first":     p.KeepDiscovery,
-		"following Services":                   func(ctx context.Context) { services.Run(ctx, p.Follow) },
-		"removing what pods had that are gone": func(ctx context.Context) { every(ctx, proxy.RetainEvery, p.Retain) },
-		"finding the pool's coordinator":       func(ctx context.Context) { discovery.Run(ctx, p.Follow) },
-		"telling the pool's coordinator":       governed.Run,
-		"serving the pool's API server":        people.Run,
-		"the certificate of that port":         people.certificate.Run,
-		"keeping tokens":                       func(ctx context.Context) { keepTokens(ctx, tokens, save) },
+		"probing the cloud": cloud.Run, "following files": followed.run, "the certificate of the node": node.run, "the serving certificate": serving.run, "sending journaled writes": p.Replay,
+		"reporting held pods":              p.TellOfHeld,
+		"caching discovery for kubectl":    p.KeepDiscovery,
+		"following Services":               func(ctx context.Context) { services.Run(ctx, p.Follow) },
+		"removing objects of deleted pods": func(ctx context.Context) { every(ctx, proxy.RetainEvery, p.Retain) },
+		"finding the pool's coordinator":   func(ctx context.Context) { discovery.Run(ctx, p.Follow) },
+		"updating the pool's coordinator":  governed.Run,
+		"serving the pool's API server":    people.Run,
+		"the certificate of that port":     people.certificate.Run,
+		"saving known tokens":              func(ctx context.Context) { keepTokens(ctx, tokens, save) },
 	}
 	for what, run := range tasks {
 		background.Go(func() { caught.Keep(ctx, what, run) })
@@ -224,9 +225,9 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed 
 	within, stop := context.WithTimeout(context.Background(), closeWithin)
 	defer stop()
 	if server.Shutdown(within) != nil {
-		_ = server.Close() // watches
+		_ = server.Close() // ends watches
 	}
-	endRequests() // exec, attach and port-forward, which the server does not know any more
+	endRequests() // exec, attach and port-forward: Shutdown does not end them
 	handlers.Wait()
 	_ = observing.Close()
 	background.Wait()
@@ -236,30 +237,29 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed 
 	return err
 }
 
-// tokensFile is what is kept of identity.Tokens.
+// tokensFile is the content of the file with the known tokens.
 type tokensFile struct {
 	Secret []byte               `json:"secret"`
 	Known  map[string]time.Time `json:"known"`
 }
 
-// readTokens reads the tokens that are known from a file, and returns what writes it again, if they
-// have changed. If the file has nothing to be read it is begun anew: the tokens are known again when
-// the cloud accepts them. If it cannot be read for another reason it stays as it is, and is not
-// written.
+// readTokens reads the known tokens from a file, and returns a function that writes the file if they have
+// changed. If the content is damaged, it starts with no known tokens: a token is known again when the cloud
+// accepts it. If the file cannot be read for another reason, it is not changed.
 func readTokens(path string, log logr.Logger) (tokens *identity.Tokens, save func()) {
 	var f tokensFile
 	text, err := os.ReadFile(path)
 	if err == nil && (json.Unmarshal(text, &f) != nil || len(f.Secret) != secretSize) {
-		log.Info("The file of the tokens that the cloud has accepted is damaged, and is begun anew")
+		log.Info("The file with the known tokens is damaged; starting without known tokens")
 		f = tokensFile{}
 	}
 	writes := err == nil || errors.Is(err, fs.ErrNotExist)
 	if !writes {
-		log.Error(err, "Tokens that the cloud has accepted before are not known while it is away")
+		log.Error(err, "Reading the known tokens failed; tokens that the cloud accepted earlier are rejected while offline")
 	}
 	if f.Secret == nil {
 		f.Secret = make([]byte, secretSize)
-		_, _ = rand.Read(f.Secret) // it never fails
+		_, _ = rand.Read(f.Secret) // never fails
 	}
 	tokens = identity.NewTokens(f.Secret, f.Known)
 	known := f.Known
@@ -275,14 +275,14 @@ func readTokens(path string, log logr.Logger) (tokens *identity.Tokens, save fun
 			err = files.Write(path, text)
 		}
 		if err != nil {
-			log.Error(err, "After a restart without the cloud, some tokens will not be known")
+			log.Error(err, "Saving the known tokens failed; after an offline restart, some tokens are rejected")
 			return
 		}
 		known, written = now, time.Now()
 	}
 }
 
-// keepTokens calls save soon after tokens have changed, and from time to time, until ctx is done.
+// keepTokens calls save soon after tokens have changed, and every saveEvery, until ctx is done.
 func keepTokens(ctx context.Context, tokens *identity.Tokens, save func()) {
 	again := time.NewTicker(saveEvery)
 	defer again.Stop()
@@ -302,7 +302,7 @@ func keepTokens(ctx context.Context, tokens *identity.Tokens, save func()) {
 	}
 }
 
-// every calls do from time to time until ctx is done.
+// every calls do in intervals until ctx is done.
 func every(ctx context.Context, interval time.Duration, do func()) {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()

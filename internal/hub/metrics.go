@@ -10,12 +10,12 @@ import (
 	"github.com/atoll-k8s/atoll/internal/machinery/bounded"
 )
 
-// registerMetrics adds the metrics of the connection to the cloud, of the node's certificate, of panics, and of the port
-// for the pool's API server.
+// registerMetrics registers the metrics of the connection to the cloud, of the node's certificate, of panics, and
+// of the port for the pool's API server.
 func registerMetrics(registry prometheus.Registerer, cloud *uplink.Uplink, cert *nodeCertificate, caught *panics.Catcher) error {
 	online := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Namespace: "atoll", Subsystem: "hub", Name: "cloud_online",
-		Help: "1 if an API server of the cloud answers, 0 if none does, or if it is not known yet.",
+		Help: "1 if an API server of the cloud answers, 0 if none does or if it is not known yet.",
 	}, func() float64 {
 		if e, _ := cloud.Evidence(); e.State == uplink.Online {
 			return 1
@@ -24,7 +24,7 @@ func registerMetrics(registry prometheus.Registerer, cloud *uplink.Uplink, cert 
 	})
 	expires := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Namespace: "atoll", Subsystem: "hub", Name: "node_certificate_expiration_timestamp_seconds",
-		Help: "When the certificate of the node expires that the hub uses, in seconds since 1970; 0 if there is none.",
+		Help: "Expiry of the certificate of the node that the hub uses, in seconds since 1970; 0 if there is none.",
 	}, func() float64 {
 		if at, _ := cert.state(); !at.IsZero() {
 			return float64(at.Unix())
@@ -42,7 +42,7 @@ func registerMetrics(registry prometheus.Registerer, cloud *uplink.Uplink, cert 
 	})
 	panicked := prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Namespace: "atoll", Subsystem: "hub", Name: "panics_total",
-		Help: "Panics that were caught. The piece of work in which one happens is lost, and the log has its stack. None is expected.",
+		Help: "Panics from which the hub recovered. The request or task with the panic fails, and the log has the stack. None is expected.",
 	}, func() float64 { return float64(caught.Caught()) })
 	var errs []error
 	for _, c := range append(bounded.Collectors(), online, expires, refused, panicked) {

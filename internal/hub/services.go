@@ -13,13 +13,12 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/panics"
 )
 
-// newEndpoints returns the filter of Service endpoints, which keeps the addresses of the node's pods in
-// a file.
+// newEndpoints returns the filter of Service endpoints. It stores the addresses of the node's pods in a file.
 func newEndpoints(c *config.Configuration, caught *panics.Catcher, log logr.Logger) *endpoints.Filter {
 	path := filepath.Join(c.Directory, "pods.json")
 	kept, err := files.Read(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		log.Error(err, "The addresses of the node's pods are those that the cloud has, until the kubelet writes them again")
+		log.Error(err, "Reading the saved addresses of the node's pods failed; the addresses in the cloud are used until the kubelet writes new ones")
 	}
 	return endpoints.New(endpoints.Options{
 		NodeName: c.NodeName, Clients: c.Services.Clients, Kept: kept, Panics: caught, Log: log,

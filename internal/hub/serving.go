@@ -21,28 +21,29 @@ import (
 )
 
 const (
-	// renewBefore is how long before its end the serving certificate is renewed.
+	// renewBefore is how long before its expiry the serving certificate is renewed.
 	renewBefore = certs.ServerLifetime / 3
-	// keepEvery is the time between two looks at whether the serving certificate is to be renewed, or
-	// written.
+	// keepEvery is the time between two checks whether the serving certificate must be renewed or written.
 	keepEvery = 10 * time.Second
 )
 
-// always is how long the CA is valid: whatever a clock says, before it is set or after a jump, makes no
-// other CA. The serving certificate is valid from the same time on.
+// always is the validity of the CA. It includes every time that a clock may show, before it is set or after a
+// jump, so no other CA is needed. The serving certificate has the same NotBefore.
 var always = certs.Period{From: time.Unix(0, 0).UTC(), To: time.Date(2120, 1, 1, 0, 0, 0, 0, time.UTC)}
 
-// serving is the certificate with which the hub serves, in a directory that also has the CA which
-// clients of the node trust: ca.crt. What is missing, or not fresh, is made. Only newServing and run use
-// the disk: no client waits for it.
+// serving is the certificate with which the hub serves clients. Its directory also has the CA that clients of
+// the node trust: ca.crt. A missing or old certificate is created. Only newServing and run use the disk:
+// clients do not wait for it.
 type serving struct {
 	dir  string
 	leaf certs.Leaf
 	now  func() time.Time
 	log  logr.Logger
-	// written is when the newest of the files was written. After a loss of power the clock may be behind it.
+	// written is when the newest of the files was written. After a power failure the clock may show an earlier
+	// time.
 	written time.Time
-	// unreadable is why the files are not written either: they may be readable again.
+	// unreadable is why the files cannot be read. They are then not written, because they may become readable
+	// again.
 	unreadable error
 
 	mu      sync.Mutex
@@ -50,18 +51,18 @@ type serving struct {
 	server  certs.Pair
 	current *tls.Certificate
 	renewAt time.Time
-	// lost is what is wrong with the CA, notRenewed why there is no newer certificate, and notKept why the
-	// files have another one; nil if all is well.
+	// lost is the problem of the CA, notRenewed why the certificate could not be renewed, and notKept why it
+	// could not be written; nil if there is no problem.
 	lost, notRenewed, notKept error
-	// caKept and serverKept tell that the files have the CA and the certificate.
+	// caKept and serverKept are whether the CA and the certificate are in the files.
 	caKept, serverKept bool
 }
 
-// newServing returns the certificate for serving at an address.
+// newServing returns the certificate for an address.
 func newServing(dir, listen string, now func() time.Time, log logr.Logger) (*serving, error) {
 	host, _, err := net.SplitHostPort(listen)
 	if err != nil {
-		return nil, fmt.Errorf("reading the address of the hub: %w", err)
+		return nil, fmt.Errorf("parsing the address of the hub: %w", err)
 	}
 	s := &serving{dir: dir, leaf: certs.Leaf{CommonName: "atoll-hub", Names: []string{host, "localhost"}}, now: now, log: log}
 	s.unreadable = os.MkdirAll(dir, 0o700)
@@ -80,7 +81,7 @@ func newServing(dir, listen string, now func() time.Time, log logr.Logger) (*ser
 	return s, nil
 }
 
-// read reads a pair. What is missing is empty.
+// read reads a certificate and its key. A missing file gives an empty value.
 func (s *serving) read(name string) certs.Pair {
 	text := func(file string) []byte {
 		path := filepath.Join(s.dir, file)
@@ -96,23 +97,22 @@ func (s *serving) read(name string) certs.Pair {
 	return certs.Pair{Cert: text(name + ".crt"), Key: text(name + ".key")}
 }
 
-// findCA uses the CA of the files as long as that is possible, because clients trust it, and says why it
-// is not.
+// findCA uses the CA in the files if possible, because clients trust it. Otherwise it sets lost.
 func (s *serving) findCA() error {
 	nothing := len(s.ca.Cert)+len(s.ca.Key)+len(s.server.Cert)+len(s.server.Key) == 0
 	if cert := certs.SigningCA(s.ca); cert != nil && (isFor(cert, always) || !certs.IsOwnCA(cert)) {
 		return nil
 	}
 	if served := certs.Verified(s.server, s.ca, s.leaf); served != nil && certs.SigningCA(s.ca) == nil {
-		s.lost = fmt.Errorf("the certificate serves until %s, and cannot be renewed, because %s is not the key of ca.crt; put the key back and restart the hub, or remove the directory, restart the hub, and give the new ca.crt to all clients",
+		s.lost = fmt.Errorf("the certificate is valid until %s and cannot be renewed, because %s is not the key of ca.crt; put the key back and restart the hub, or remove the directory, restart the hub, and give the new ca.crt to all clients",
 			served.NotAfter.UTC().Format(time.RFC3339), filepath.Join(s.dir, "ca.key"))
 		return nil
 	}
 	s.caKept = false
-	// With the same key, clients that have read the CA before go on.
+	// With the same key, clients that have read the earlier CA still trust the hub.
 	ca, err := certs.NewCAFor(s.ca.Key, always)
 	if err == nil && len(s.ca.Key) > 0 {
-		s.log.Info("The certificate of the hub's CA is made anew with its key", "file", filepath.Join(s.dir, "ca.crt"))
+		s.log.Info("Creating a new certificate of the hub's CA with the same key", "file", filepath.Join(s.dir, "ca.crt"))
 		if old := certs.SigningCA(s.ca); old == nil && len(s.server.Cert) > 0 && certs.Verified(s.server, ca, s.leaf) == nil {
 			s.lost = s.anotherCA()
 		}
@@ -129,7 +129,7 @@ func (s *serving) findCA() error {
 }
 
 func (s *serving) anotherCA() error {
-	return fmt.Errorf("the CA in %s was missing, damaged or cannot be read, and is another one now; let all clients read the new ca.crt, or put the old ca.crt and ca.key back and restart the hub", s.dir)
+	return fmt.Errorf("the CA in %s was missing, damaged or cannot be read, and was replaced by a new one; let all clients read the new ca.crt, or put the old ca.crt and ca.key back and restart the hub", s.dir)
 }
 
 // isFor reports whether a certificate is valid for a period.
@@ -142,8 +142,7 @@ func isNow(cert *x509.Certificate, at time.Time) bool {
 	return !at.Before(cert.NotBefore) && !at.After(cert.NotAfter)
 }
 
-// get returns the certificate, renewed if it is not fresh. If it cannot be renewed, the last one
-// serves on.
+// get returns the certificate. It first renews it if it is due. If that fails, the last one stays in use.
 func (s *serving) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -155,7 +154,7 @@ func (s *serving) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 			return nil, err
 		}
 		if s.notRenewed == nil {
-			s.log.Error(err, "The hub's certificate is not renewed")
+			s.log.Error(err, "Renewing the hub's certificate failed")
 		}
 		s.notRenewed = err
 		return s.current, nil
@@ -164,8 +163,8 @@ func (s *serving) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return s.current, nil
 }
 
-// renewLocked uses the certificate that is there, if it is fresh or cannot be renewed, or a new one. One
-// that an earlier version made begins to be valid when a clock said so, which may be a time to come.
+// renewLocked uses the present certificate if it is new enough or cannot be renewed, otherwise a new one. The
+// NotBefore of a certificate of an earlier version depends on the clock, and may be in the future.
 func (s *serving) renewLocked() error {
 	at := s.now()
 	if at.Before(s.written) {
@@ -181,7 +180,7 @@ func (s *serving) renewLocked() error {
 			s.server, s.serverKept = server, false
 		}
 	} else if s.current != nil {
-		return errors.New("the key of the CA is lost")
+		return errors.New("the key of the CA is missing")
 	}
 	pair, err := tls.X509KeyPair(s.server.Cert, s.server.Key)
 	if err != nil {
@@ -191,16 +190,16 @@ func (s *serving) renewLocked() error {
 	return nil
 }
 
-// run renews the certificate, and writes what could not be written, until ctx is done.
+// run renews the certificate, and repeats failed writes, until ctx is done.
 func (s *serving) run(ctx context.Context) {
 	every(ctx, keepEvery, func() {
-		_, _ = s.get(nil) // it is logged
+		_, _ = s.get(nil) // get logs its errors
 		s.keep()
 	})
 }
 
-// keep writes the CA and the certificate, if the files have others. If it fails they are made again
-// after a restart.
+// keep writes the CA and the certificate if the files have others. If this fails, both are created again after
+// a restart.
 func (s *serving) keep() {
 	s.mu.Lock()
 	ca, server, caKept, serverKept, before := s.ca, s.server, s.caKept, s.serverKept, s.notKept
@@ -218,29 +217,29 @@ func (s *serving) keep() {
 		serverKept = err == nil
 	}
 	if err != nil && before == nil {
-		s.log.Error(err, "The hub's certificate is not kept")
+		s.log.Error(err, "Storing the hub's certificate failed")
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.caKept, s.notKept = caKept, err
-	s.serverKept = serverKept && string(server.Cert) == string(s.server.Cert) // else it was renewed meanwhile
+	s.serverKept = serverKept && string(server.Cert) == string(s.server.Cert) // false if it was renewed meanwhile
 }
 
 func (s *serving) write(name string, pair certs.Pair) error {
 	err := errors.Join(files.Write(filepath.Join(s.dir, name+".key"), pair.Key), files.Write(filepath.Join(s.dir, name+".crt"), pair.Cert))
 	if err != nil {
-		return fmt.Errorf("keeping a certificate of the hub: %w", err)
+		return fmt.Errorf("storing a certificate of the hub: %w", err)
 	}
 	return nil
 }
 
-// state returns when the certificate expires, and what is wrong, in one line.
+// state returns when the certificate expires, and all problems in one line.
 func (s *serving) state() (time.Time, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var problems []string
 	if leaf := s.current.Leaf; !isNow(leaf, s.now()) {
-		problems = append(problems, fmt.Sprintf("it is valid from %s only until %s", leaf.NotBefore.UTC().Format(time.RFC3339), leaf.NotAfter.UTC().Format(time.RFC3339)))
+		problems = append(problems, fmt.Sprintf("it is only valid from %s to %s", leaf.NotBefore.UTC().Format(time.RFC3339), leaf.NotAfter.UTC().Format(time.RFC3339)))
 	}
 	for _, err := range []error{s.lost, s.notRenewed} {
 		if err != nil {
@@ -248,7 +247,7 @@ func (s *serving) state() (time.Time, error) {
 		}
 	}
 	if s.notKept != nil {
-		problems = append(problems, fmt.Sprintf("after a restart it is another one, perhaps with another CA: %s", s.notKept))
+		problems = append(problems, fmt.Sprintf("the certificate could not be stored, and a restart creates a new one, perhaps with a new CA: %s", s.notKept))
 	}
 	if len(problems) == 0 {
 		return s.current.Leaf.NotAfter, nil

@@ -307,7 +307,7 @@ func TestUnwritableDirectoryLeavesTheCertificateInMemory(t *testing.T) {
 		if err := r.verify(s, r.now); err != nil {
 			t.Error(err)
 		}
-		if !strings.Contains(r.logged.String(), "is not kept") || !strings.Contains(r.problem(s), "not a directory") {
+		if !strings.Contains(r.logged.String(), "Storing the hub's certificate failed") || !strings.Contains(r.problem(s), "not a directory") {
 			t.Errorf("the log is %s, the status %s", &r.logged, r.problem(s))
 		}
 	})

@@ -24,82 +24,84 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
 )
 
-// Status is what the hub tells about itself, at /status.
+// Status is the status of the hub, served at /status.
 type Status struct {
 	Node        string      `json:"node"`
 	Cloud       Cloud       `json:"cloud"`
 	Certificate Certificate `json:"certificate"`
-	// Serving is the certificate with which the hub serves.
+	// Serving is the certificate with which the hub serves clients.
 	Serving Certificate `json:"serving"`
-	// Held are the pods that do not reach the node.
+	// Held are the pods that the hub holds back from the node.
 	Held []proxy.Held `json:"held"`
-	// Services is what the filter of Service endpoints depends on.
+	// Services is the status of the filter of Service endpoints.
 	Services endpoints.Status `json:"services"`
-	// Writes are those of the node that wait for the cloud; nil if the hub cannot keep any.
+	// Writes are the journaled writes; nil if the hub has no journal.
 	Writes *Writes `json:"writes,omitempty"`
-	// Coordinator is that of the node's pool; nil if the pool has none.
+	// Coordinator is the coordinator of the node's pool; nil if the pool has none.
 	Coordinator *pool.Status `json:"coordinator,omitempty"`
-	// Access is the port for the API server of that coordinator; nil as Coordinator.
+	// Access is the port for the API server of that coordinator; nil if Coordinator is nil.
 	Access *Access `json:"access,omitempty"`
-	// Removed is when it was last noticed that files of the cache were removed by others.
+	// Removed is when the hub last found that another process had removed files of the cache.
 	Removed time.Time `json:"removed,omitzero"`
-	// Cache is what is kept, the answers that were used last first.
+	// Cache are the cached scopes, the most recently used first.
 	Cache []Scope `json:"cache"`
 }
 
-// Cloud is whether the cloud is reachable.
+// Cloud says whether the cloud is reachable.
 type Cloud struct {
 	State      uplink.State `json:"state"`
 	Since      time.Time    `json:"since"`
 	LastAnswer time.Time    `json:"lastAnswer"`
-	// Reason is that of the last failure; "" if there was none.
+	// Reason is the last failure; "" if there was none.
 	Reason string `json:"reason,omitempty"`
-	// Unready is since when no API server says that it is ready, and why; nil if one is.
+	// Unready is set while every answering API server reports not ready.
 	Unready *Unready `json:"unready,omitempty"`
 }
 
 // Access is the port for the API server of the pool's coordinator.
 type Access struct {
-	// Address is where it is served, "" if it is not, and Problem why not, or why the kubelet refuses what comes there.
+	// Address is the address of the port, "" if it is closed. Problem is why it is closed, or why the kubelet
+	// refuses its requests.
 	Address     string      `json:"address,omitempty"`
 	Problem     string      `json:"problem,omitempty"`
 	Certificate Certificate `json:"certificate"`
 }
 
-// Unready is that no API server is ready, which alone does not make the cloud unreachable.
+// Unready means that every answering API server reports not ready. This alone does not make the cloud offline.
 type Unready struct {
 	Since  time.Time `json:"since"`
 	Reason string    `json:"reason"`
 }
 
-// Certificate is what is known of a certificate: that of the node, or that with which the hub serves.
+// Certificate is the status of the node's certificate, or of the hub's serving certificate.
 type Certificate struct {
-	// Expires is when it does, zero if there is none.
+	// Expires is when it expires, zero if there is none.
 	Expires time.Time `json:"expires,omitzero"`
-	// Problem is why there is none, or none that is newer, or that clients trust; "" if all is well.
+	// Problem is why there is no certificate, no renewed one, or none that clients trust; "" if there is no
+	// problem.
 	Problem string `json:"problem,omitempty"`
 	// RefusedSince is since when the cloud refuses it, zero if it does not.
 	RefusedSince time.Time `json:"refusedSince,omitzero"`
 }
 
-// Writes are what the hub keeps until it can be sent to the cloud.
+// Writes are the journaled writes.
 type Writes struct {
 	Waiting int   `json:"waiting"`
 	Bytes   int64 `json:"bytes"`
 	// Since is when the oldest of them was made.
 	Since *time.Time `json:"since,omitempty"`
-	// Outcomes are the numbers of those that wait no longer, since the hub was started.
+	// Outcomes are the numbers of writes that left the journal, since the hub was started.
 	Outcomes map[journal.Outcome]int `json:"outcomes"`
-	// Problem is why none can be kept at the moment; "" if that is not known.
+	// Problem is why writes cannot be journaled at the moment; "" if no problem is known.
 	Problem string `json:"problem,omitempty"`
 }
 
-// Scope is one request, without its position, whose answer is kept.
+// Scope is a cached scope: one request without its position, with its caller.
 type Scope struct {
-	// Caller is who asks, and Request the path and the selectors, those of Secrets without a name.
+	// Caller is the caller, and Request the path and the selectors, for Secrets without a name.
 	Caller  string `json:"caller"`
 	Request string `json:"request"`
-	// Representation is what the client accepts.
+	// Representation is the Accept header of the request.
 	Representation string    `json:"representation"`
 	Items          int       `json:"items"`
 	Bytes          int64     `json:"bytes"`
@@ -107,7 +109,7 @@ type Scope struct {
 	Used           time.Time `json:"used"`
 }
 
-// parts are what a hub tells of.
+// parts are the parts of a hub with a status.
 type parts struct {
 	node        string
 	cloud       *uplink.Uplink
@@ -120,7 +122,7 @@ type parts struct {
 	panics      *panics.Catcher
 }
 
-// status returns the state of the hub.
+// status returns the status of the hub.
 func (h *parts) status() *Status {
 	e, reason := h.cloud.Evidence()
 	s := &Status{
@@ -167,7 +169,7 @@ func certificateOf(expires time.Time, problem error) Certificate {
 	return c
 }
 
-// scopeOf reads the key that package proxy makes.
+// scopeOf parses a key of package proxy.
 func scopeOf(c *cache.Scope) Scope {
 	s := Scope{Items: c.Items, Bytes: c.Bytes, Written: c.Written, Used: c.Used}
 	parts := strings.Split(c.Key, "\n")
@@ -178,13 +180,13 @@ func scopeOf(c *cache.Scope) Scope {
 			s.Request += "?" + parts[2]
 		}
 	}
-	if before, _, is := strings.Cut(s.Request, "/secrets"); is { // every process of the node may ask for the status
+	if before, _, is := strings.Cut(s.Request, "/secrets"); is { // every process of the node can read the status
 		s.Request = before + "/secrets…"
 	}
 	return s
 }
 
-// Write writes the status as a person reads it. now is the time to which ages refer.
+// Write writes the status as text. now is the reference for ages.
 func (s *Status) Write(w io.Writer, now time.Time) error {
 	ago := func(at time.Time) string { return now.Sub(at).Round(time.Second).String() }
 	fmt.Fprintf(w, "node %s\ncloud %s for %s, last answer %s ago\n", s.Node, s.Cloud.State, ago(s.Cloud.Since), ago(s.Cloud.LastAnswer))
@@ -214,12 +216,12 @@ func (s *Status) Write(w io.Writer, now time.Time) error {
 	}
 	for _, input := range s.Services.Inputs {
 		if !input.Known || input.Reason != "" {
-			fmt.Fprintf(w, "topology of Services: the %s is known: %t; %s\n", input.Name, input.Known, cmp.Or(input.Reason, "it has not been read yet"))
+			fmt.Fprintf(w, "topology of Services: the %s is known: %t; %s\n", input.Name, input.Known, cmp.Or(input.Reason, "not read yet"))
 		}
 	}
 	switch writes := s.Writes; {
 	case writes == nil:
-		fmt.Fprintln(w, "writes: the hub cannot keep any while the cloud is away; its log says why")
+		fmt.Fprintln(w, "writes: the hub rejects writes of the node while offline; see its log")
 	case writes.Since != nil:
 		fmt.Fprintf(w, "writes: %d wait for the cloud, the first for %s (%d bytes)\n", writes.Waiting, ago(*writes.Since), writes.Bytes)
 	default:
@@ -235,7 +237,7 @@ func (s *Status) Write(w io.Writer, now time.Time) error {
 		fmt.Fprintf(w, "coordinator of the pool: not up to date for %s: %s\n", ago(c.Since), strings.ReplaceAll(c.Reason, "\n", "; "))
 	}
 	if c := s.Coordinator; c != nil && c.Pulse != "" {
-		fmt.Fprintf(w, "the cloud does not hear how the pool is: %s\n", strings.ReplaceAll(c.Pulse, "\n", "; "))
+		fmt.Fprintf(w, "the state of the pool is not reported to the cloud: %s\n", strings.ReplaceAll(c.Pulse, "\n", "; "))
 	}
 	if a := s.Access; a != nil && a.Problem == "" {
 		fmt.Fprintf(w, "logs and exec by the coordinator of the pool: served at %s, certificate until %s\n", a.Address, a.Certificate.Expires.UTC().Format(time.RFC3339))
@@ -243,11 +245,11 @@ func (s *Status) Write(w io.Writer, now time.Time) error {
 		fmt.Fprintf(w, "logs and exec by the coordinator of the pool do not work: %s\n", strings.ReplaceAll(a.Problem, "\n", "; "))
 	}
 	if !s.Removed.IsZero() {
-		fmt.Fprintf(w, "cache: files of the hub's directory were removed while it runs, noticed %s ago\n", ago(s.Removed))
+		fmt.Fprintf(w, "cache: another process removed files of the hub's directory, noticed %s ago\n", ago(s.Removed))
 	}
 	if writes := s.Writes; writes != nil {
 		if writes.Problem != "" {
-			fmt.Fprintf(w, "writes: none can be kept at the moment: %s\n", writes.Problem)
+			fmt.Fprintf(w, "writes: cannot be stored at the moment: %s\n", writes.Problem)
 		}
 		for _, outcome := range journal.Outcomes() {
 			if n := writes.Outcomes[outcome]; n > 0 {
@@ -281,26 +283,26 @@ func (h *parts) observe() (http.Handler, error) {
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") })
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(h.status()) // the client has gone if it fails
+		_ = json.NewEncoder(w).Encode(h.status()) // fails only if the client has disconnected
 	})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	return mux, nil
 }
 
-// ReadStatus asks a hub at the address of its second port.
+// ReadStatus reads the status of a hub from the address of its second port.
 func ReadStatus(ctx context.Context, address string) (*Status, error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/status", nil)
 	if err != nil {
-		return nil, fmt.Errorf("asking the hub: %w", err)
+		return nil, fmt.Errorf("requesting the status of the hub: %w", err)
 	}
 	response, err := http.DefaultClient.Do(r)
 	if err != nil {
-		return nil, fmt.Errorf("asking the hub, which may not run: %w", err)
+		return nil, fmt.Errorf("requesting the status of the hub, which may not be running: %w", err)
 	}
 	defer response.Body.Close()
 	s := &Status{}
 	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("asking the hub: it answers %s", response.Status)
+		return nil, fmt.Errorf("requesting the status of the hub: %s", response.Status)
 	}
 	if err := json.NewDecoder(response.Body).Decode(s); err != nil {
 		return nil, fmt.Errorf("reading the status of the hub: %w", err)

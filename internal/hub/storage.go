@@ -18,14 +18,14 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/journal"
 )
 
-// keySize is the size of an encryption key, and the least of what it is made from, in bytes.
+// keySize is the size of an encryption key, and the least size of its file, in bytes.
 const keySize = 32
 
-// temporaryPrefix begins the names of caches that are gone with their hub.
+// temporaryPrefix is the prefix of the names of caches that are deleted when the hub exits.
 const temporaryPrefix = "atoll-hub-"
 
-// openCache opens the cache. If that is not possible, for example because the disk is read-only or the
-// encryption key cannot be read, the hub serves with one that is gone with it. done closes it.
+// openCache opens the cache. If that fails, for example because the disk is read-only or the encryption key
+// cannot be read, the hub uses a temporary cache, which is deleted when the hub exits. done closes the cache.
 func openCache(dir string, c config.Cache, options cache.Options) (store *cache.Store, done func() error, err error) {
 	log := options.Log
 	removeTemporary(log)
@@ -42,10 +42,10 @@ func openCache(dir string, c config.Cache, options cache.Options) (store *cache.
 	if errors.Is(err, cache.ErrLocked) {
 		return nil, nil, err
 	}
-	log.Error(err, "What is answered is not kept over a restart of the hub")
+	log.Error(err, "Opening the cache failed; using a temporary cache that is deleted when the hub exits")
 	if c.EncryptionKeyFile != "" {
 		options.Key = make([]byte, keySize)
-		_, _ = rand.Read(options.Key) // it never fails
+		_, _ = rand.Read(options.Key) // never fails
 	}
 	temporary, errTemporary := os.MkdirTemp("", temporaryPrefix)
 	if errTemporary == nil {
@@ -61,25 +61,24 @@ func openCache(dir string, c config.Cache, options cache.Options) (store *cache.
 func removeTemporary(log logr.Logger) {
 	paths, err := filepath.Glob(filepath.Join(os.TempDir(), temporaryPrefix+"*"))
 	if err != nil {
-		return // the name of the directory is a pattern that is none
+		return // TempDir is not a valid glob
 	}
 	for _, path := range paths {
 		info, err := os.Lstat(path)
 		if err != nil || !info.IsDir() {
-			continue // everybody may make a link here
+			continue // every user may create a link here
 		}
 		if owner, is := info.Sys().(*syscall.Stat_t); !is || int64(owner.Uid) != int64(os.Getuid()) {
 			continue
 		}
 		if err := cache.RemoveUnused(path); err != nil && !errors.Is(err, cache.ErrLocked) {
-			log.Info("What may be a temporary cache of an earlier run is not removed", "reason", err.Error())
+			log.Info("Removing a directory that may be a temporary cache of an earlier run failed", "reason", err.Error())
 		}
 	}
 }
 
-// openJournal opens the journal of writes. If that is not possible, for example because the disk is
-// read-only or the encryption key cannot be read, there is none: writes are refused while the cloud is
-// away.
+// openJournal opens the journal of writes. If that fails, for example because the disk is read-only or the
+// encryption key cannot be read, it returns nil: the hub then rejects writes while offline.
 func openJournal(dir string, c config.Cache, options journal.Options) (writes *journal.Journal, err error) {
 	if c.EncryptionKeyFile != "" {
 		options.Key, err = readKey(c.EncryptionKeyFile)
@@ -91,13 +90,13 @@ func openJournal(dir string, c config.Cache, options journal.Options) (writes *j
 		return nil, err
 	}
 	if err != nil {
-		options.Log.Error(err, "Writes of the node are not kept while the cloud is away")
+		options.Log.Error(err, "Opening the journal failed; writes of the node are rejected while offline")
 		return nil, nil
 	}
 	return writes, nil
 }
 
-// readKey makes the encryption key from the content of a file.
+// readKey derives the encryption key from the content of a file.
 func readKey(path string) ([]byte, error) {
 	secret, err := files.Read(path)
 	if err != nil {
