@@ -18,12 +18,12 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/limits"
 )
 
-// gzipped is the encoding in which an API server sends long answers to who accepts it. They pass as they
-// come, also if the hub looks into them: to compress an answer, or to encrypt it uncompressed, takes
-// longer than all else that is done with it.
+// gzipped is the encoding of long responses of an API server. Gzip answers are forwarded unchanged to clients
+// that accept gzip, even if the hub reads their content: compressing a response, or encrypting it uncompressed,
+// takes longer than all other work for it.
 const gzipped = "gzip"
 
-// acceptsGzip reports whether a client accepts answers that are compressed with gzip.
+// acceptsGzip reports whether a client accepts responses with gzip encoding.
 func acceptsGzip(h http.Header) bool {
 	for _, line := range h.Values("Accept-Encoding") {
 		for name := range strings.SplitSeq(line, ",") {
@@ -35,12 +35,12 @@ func acceptsGzip(h http.Header) bool {
 	return false
 }
 
-// hopHeaders belong to one connection: RFC 9110, section 7.6.1.
+// hopHeaders are headers of one connection: RFC 9110, section 7.6.1.
 var hopHeaders = []string{"Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Te", "Trailer", "Transfer-Encoding", "Upgrade"}
 
-// answerWith begins the answer to a client like that of the cloud.
+// answerWith sends the status code and the headers of the cloud's response to a client.
 func answerWith(w http.ResponseWriter, response *http.Response) {
-	for _, name := range hopHeaders { // the hub may have its own
+	for _, name := range hopHeaders { // the hub may set its own
 		response.Header.Del(name)
 	}
 	for name, values := range response.Header {
@@ -49,8 +49,8 @@ func answerWith(w http.ResponseWriter, response *http.Response) {
 	w.WriteHeader(response.StatusCode)
 }
 
-// passOn gives the client the cloud's answer, and returns its body if all of it arrived and it is
-// not too large to be kept.
+// passOn forwards the cloud's response to the client. It returns the body if it was received completely and is
+// not too large to be cached.
 func passOn(w http.ResponseWriter, response *http.Response) (body []byte, whole bool) {
 	answer := &buffer{}
 	passInto(w, response, answer)
@@ -60,7 +60,7 @@ func passOn(w http.ResponseWriter, response *http.Response) (body []byte, whole 
 	return answer.body, true
 }
 
-// passInto gives the client the cloud's answer, and collects its body as it comes.
+// passInto forwards the cloud's response to the client, and collects its body in answer.
 func passInto(w http.ResponseWriter, response *http.Response, answer *buffer) {
 	answerWith(w, response)
 	isWhole := false
@@ -74,34 +74,34 @@ func passInto(w http.ResponseWriter, response *http.Response, answer *buffer) {
 		part, err := answer.read(response.Body)
 		if len(part) > 0 {
 			if _, err := w.Write(part); err != nil {
-				panic(http.ErrAbortHandler) // the client has gone
+				panic(http.ErrAbortHandler) // the client has disconnected
 			}
 		}
 		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
-			panic(http.ErrAbortHandler) // the client must see that the answer is not whole
+			panic(http.ErrAbortHandler) // the client must see that the response is incomplete
 		}
 	}
 	isWhole = true
 }
 
-// received is an answer that was read before it is passed on.
+// received is a response that was read completely before it is forwarded.
 type received struct {
 	*http.Response
 
-	// sent is the body as it came, and body is it without its encoding.
+	// sent is the body as received, and body the body without its encoding.
 	sent, body []byte
-	// decoded has the body if that is not what was sent.
+	// decoded has the body if it differs from sent.
 	decoded buffer
 }
 
-// errTooLarge means that an answer is too large to be looked into.
-var errTooLarge = fmt.Errorf("the answer has more than %d bytes", maxAnswer)
+// errTooLarge means that a response is too large to be processed.
+var errTooLarge = fmt.Errorf("the response has more than %d bytes", maxAnswer)
 
-// receive reads an answer that is not passed on as it arrives. It is decompressed while it arrives. Of one
-// that is too large, sent has what has been read.
+// receive reads a response before it is forwarded, and decompresses it while reading. If it is too large, sent
+// has the bytes that were read.
 func receive(response *http.Response) (*received, error) {
 	r := &received{Response: response}
 	sent := &buffer{}
@@ -119,13 +119,13 @@ func receive(response *http.Response) (*received, error) {
 	return r, err
 }
 
-// release lets the memory of the body be used again. Nobody uses the body any more.
+// release makes the memory of the body reusable. The body must not be used afterwards.
 func (r *received) release() {
 	r.decoded.release()
 	r.body = nil
 }
 
-// copied is a body of which into has what is read.
+// copied is a body that also copies everything read from it to into.
 type copied struct {
 	from io.Reader
 	into *buffer
@@ -140,10 +140,10 @@ func (c *copied) Read(p []byte) (int, error) {
 	return copy(p, part), err
 }
 
-// pass gives a client the answer as it came.
+// pass sends a client the response as received.
 func (r *received) pass(w http.ResponseWriter) { r.passAs(w, r.sent) }
 
-// passChanged gives a client the answer with another body.
+// passChanged sends a client the response with another body.
 func (r *received) passChanged(w http.ResponseWriter, body []byte) {
 	r.Header.Del("Content-Encoding")
 	r.passAs(w, body)
@@ -155,28 +155,29 @@ func (r *received) passAs(w http.ResponseWriter, body []byte) {
 	_, _ = w.Write(body)
 }
 
-// buffer collects up to maxAnswer bytes, and no more than a limit allows. A nil limit means unlimited. Its memory
-// doubles when it is full: with the smaller steps of append and io.ReadAll, the copies of a long list take
-// as long as all else that is done with it.
+// buffer collects up to maxAnswer bytes, and not more than its limit allows. A nil limit means unlimited. Its
+// memory doubles when it is full: with the smaller steps of append and io.ReadAll, the copies of a long list
+// take as long as all other work for it.
 type buffer struct {
 	limit    *limits.Bytes
 	body     []byte
-	taken    int64 // of the limit
-	tooLarge bool  // the body is not all of it
-	pooled   bool  // the memory of the body is used again: nobody may have it after release
+	taken    int64 // bytes taken of the limit
+	tooLarge bool  // the body is incomplete
+	pooled   bool  // the memory of the body is reused: it must not be used after release
 }
 
 const (
-	// leastSpace is the least memory that is read into, and skipSpace that for what is not collected, in bytes.
+	// leastSpace is the least memory for a read, and skipSpace the memory for reads that are not collected, in
+	// bytes.
 	leastSpace, skipSpace = 4 << 10, 32 << 10
-	// minPooled and maxPooled are the memory that is used again, in bytes.
+	// minPooled and maxPooled limit the size of memory that is reused, in bytes.
 	minPooled, maxPooled = 256 << 10, 8 << 20
 )
 
-// bodies are of the type *[]byte.
+// bodies has values of type *[]byte.
 var bodies sync.Pool
 
-// grow makes place for n more bytes.
+// grow makes space for n more bytes.
 func (k *buffer) grow(n int) {
 	if n <= cap(k.body)-len(k.body) {
 		return
@@ -191,18 +192,18 @@ func (k *buffer) grow(n int) {
 	k.body = slices.Grow(k.body, n)
 }
 
-// expect prepares memory for a number of bytes. A negative number is not known.
+// expect allocates memory for a number of bytes. A negative number means unknown.
 func (k *buffer) expect(size int64) {
 	if size > 0 && size <= maxAnswer {
-		k.grow(int(size) + 1) // with space in which the end is seen
+		k.grow(int(size) + 1) // one more byte to detect the end
 	}
 }
 
-// read reads something, collects it, and returns it until the next call. What is read after it was too
-// much is not collected.
+// read reads some bytes and collects them. The result is valid until the next call. When the body has become
+// too large, further bytes are not collected.
 func (k *buffer) read(from io.Reader) ([]byte, error) { return k.readUpTo(from, maxAnswer) }
 
-// readUpTo is read of at most n bytes.
+// readUpTo is like read, for at most most bytes.
 func (k *buffer) readUpTo(from io.Reader, most int) ([]byte, error) {
 	if k.tooLarge {
 		if cap(k.body) != skipSpace {
@@ -224,7 +225,8 @@ func (k *buffer) readUpTo(from io.Reader, most int) ([]byte, error) {
 	return k.body[at:], err
 }
 
-// readAll reads all. If that is too much, the error is errTooLarge and the body has what was read.
+// readAll reads to the end. If the body is too large, it returns errTooLarge, and body has the bytes that were
+// read.
 func (k *buffer) readAll(from io.Reader) error {
 	for {
 		_, err := k.read(from)
@@ -257,7 +259,7 @@ func (k *buffer) giveBack() {
 	k.taken = 0
 }
 
-// release gives back what was taken. The body is not used any more.
+// release gives back what was taken of the limit. The body must not be used afterwards.
 func (k *buffer) release() {
 	k.giveBack()
 	if k.pooled && cap(k.body) >= minPooled && cap(k.body) <= maxPooled {
@@ -267,7 +269,7 @@ func (k *buffer) release() {
 	k.body = nil
 }
 
-// decode takes the encoding of an answer away from its body.
+// decode removes the encoding of the body.
 func (k *buffer) decode(encoding string) error {
 	if k.tooLarge {
 		return cache.ErrTooLarge
@@ -277,7 +279,7 @@ func (k *buffer) decode(encoding string) error {
 	}
 	plain := &buffer{limit: k.limit}
 	expected := int64(0)
-	if n := len(k.body); n > 4 { // the last four bytes are the length
+	if n := len(k.body); n > 4 { // the last four bytes are the uncompressed length
 		expected = min(int64(binary.LittleEndian.Uint32(k.body[n-4:])), maxExpected*int64(n))
 	}
 	if err := plain.gunzip(bytes.NewReader(k.body), expected); err != nil {
@@ -289,20 +291,20 @@ func (k *buffer) decode(encoding string) error {
 	return nil
 }
 
-// decompressors are of the type *decompressor: one has 40 KB.
+// decompressors has values of type *decompressor, which need 40 KB each.
 var decompressors sync.Pool
 
-// decompressor is a reader of gzip, and what it reads by.
+// decompressor is a gzip reader and its input buffer.
 type decompressor struct {
 	gzip   gzip.Reader
 	buffer *bufio.Reader
 }
 
-// maxExpected bounds the memory that is prepared because a compressed body says how long it is without
-// compression: what it says may be wrong. It is a multiple of the compressed length.
+// maxExpected limits the memory that is allocated according to the uncompressed length in a compressed body,
+// which may be wrong. It is a multiple of the compressed length.
 const maxExpected = 128
 
-// gunzip collects what a compressed body has, and uses the memory again after release. expected is its
+// gunzip collects the decompressed body. The memory is reused after release. expected is the decompressed
 // length, or 0.
 func (k *buffer) gunzip(body io.Reader, expected int64) error {
 	d, _ := decompressors.Get().(*decompressor)
@@ -311,7 +313,7 @@ func (k *buffer) gunzip(body io.Reader, expected int64) error {
 	}
 	d.buffer.Reset(body)
 	defer func() {
-		d.buffer.Reset(nil) // the pool does not keep the body
+		d.buffer.Reset(nil) // the pool must not hold a reference to the body
 		decompressors.Put(d)
 	}()
 	k.pooled = true
@@ -321,7 +323,7 @@ func (k *buffer) gunzip(body io.Reader, expected int64) error {
 		err = k.readAll(&d.gzip)
 	}
 	if err != nil {
-		return fmt.Errorf("decompressing an answer: %w", err)
+		return fmt.Errorf("decompressing a response: %w", err)
 	}
 	return nil
 }

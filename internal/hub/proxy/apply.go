@@ -26,24 +26,24 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// typed is an object of a kind of which writes are kept.
+// typed is an object of a kind with journaled writes.
 type typed interface {
 	runtime.Object
 	metav1.Object
 }
 
-// codecs encode and decode the kinds of which writes are kept, and those about tokens and volumes.
+// codecs encode and decode the kinds with journaled writes, and those for tokens and volumes.
 var codecs = func() serializer.CodecFactory {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, coordinationv1.AddToScheme, eventsv1.AddToScheme, authenticationv1.AddToScheme, authorizationv1.AddToScheme, storagev1.AddToScheme} {
 		if err := add(scheme); err != nil {
-			panic(err) // two kinds of one name: no test would pass
+			panic(err) // two kinds with one name: every test would fail
 		}
 	}
 	return serializer.NewCodecFactory(scheme)
 }()
 
-// newOf returns an empty object of a kind; nil if no writes of it are kept.
+// newOf returns an empty object of a kind; nil if its writes are not journaled.
 func newOf(gvk schema.GroupVersionKind) typed {
 	switch gvk {
 	case coordinationv1.SchemeGroupVersion.WithKind("Lease"):
@@ -61,7 +61,7 @@ func newOf(gvk schema.GroupVersionKind) typed {
 	}
 }
 
-// decode reads an object of a kind in the form that the Content-Type says.
+// decode decodes an object of a kind in the format of contentType.
 func decode(contentType string, body []byte, gvk schema.GroupVersionKind) (typed, error) {
 	format, err := wire.FormatOf(contentType)
 	if err != nil {
@@ -69,7 +69,7 @@ func decode(contentType string, body []byte, gvk schema.GroupVersionKind) (typed
 	}
 	info, found := runtime.SerializerInfoForMediaType(codecs.SupportedMediaTypes(), format.ContentType())
 	if !found {
-		return nil, fmt.Errorf("the hub does not read a %s in %s", gvk.Kind, format)
+		return nil, fmt.Errorf("the hub cannot decode a %s in %s", gvk.Kind, format)
 	}
 	into := newOf(gvk)
 	_, is, err := info.Serializer.Decode(body, &gvk, into)
@@ -82,24 +82,24 @@ func decode(contentType string, body []byte, gvk schema.GroupVersionKind) (typed
 	return into, nil
 }
 
-// encode writes an object in a form.
+// encode encodes an object in a format.
 func encode(format wire.Format, object typed, gvk schema.GroupVersionKind) ([]byte, error) {
 	info, found := runtime.SerializerInfoForMediaType(codecs.SupportedMediaTypes(), format.ContentType())
 	if !found {
-		return nil, fmt.Errorf("the hub does not write a %s in %s", gvk.Kind, format)
+		return nil, fmt.Errorf("the hub cannot encode a %s in %s", gvk.Kind, format)
 	}
 	var body bytes.Buffer
 	err := codecs.EncoderForVersion(info.Serializer, gvk.GroupVersion()).Encode(object, &body)
 	return body.Bytes(), err
 }
 
-// isPatch reports whether the hub can apply a patch of a Content-Type.
+// isPatch reports whether the hub can apply patches of a content type.
 func isPatch(contentType string) bool {
 	return contentType == string(types.StrategicMergePatchType) || contentType == string(types.MergePatchType)
 }
 
-// patched returns an object with a patch applied. What the API server does not let a client change, it
-// keeps: the name, the UID and the version.
+// patched returns an object with a patch applied. The name, the UID and the resourceVersion stay, because an
+// API server does not let a client change them.
 func patched(object typed, gvk schema.GroupVersionKind, contentType string, patch []byte) (typed, error) {
 	before, err := json.Marshal(object)
 	if err != nil {
@@ -122,7 +122,7 @@ func patched(object typed, gvk schema.GroupVersionKind, contentType string, patc
 	return into, nil
 }
 
-// keepIdentity gives an object the identity and the version of another.
+// keepIdentity sets the identity and the version of an object to those of another one.
 func keepIdentity(object, of typed) {
 	object.SetNamespace(of.GetNamespace())
 	object.SetName(of.GetName())
@@ -133,7 +133,7 @@ func keepIdentity(object, of typed) {
 	object.GetObjectKind().SetGroupVersionKind(of.GetObjectKind().GroupVersionKind())
 }
 
-// keepSpec gives an object the spec of another: a write of the status does not change it.
+// keepSpec sets the spec of an object to that of another one: a write of the status does not change the spec.
 func keepSpec(object, of typed) {
 	switch object := object.(type) {
 	case *corev1.Node:
@@ -147,7 +147,7 @@ func keepSpec(object, of typed) {
 	}
 }
 
-// withEntries returns an object with writes of its status applied, in their order.
+// withEntries returns an object with journaled writes of its status applied, in their order.
 func withEntries(object typed, gvk schema.GroupVersionKind, entries []journal.Entry) (typed, error) {
 	for _, e := range entries {
 		var after typed
@@ -167,7 +167,7 @@ func withEntries(object typed, gvk schema.GroupVersionKind, entries []journal.En
 	return object, nil
 }
 
-// patchHead is the part of a patch that says to what it applies, and how it was made.
+// patchHead has the fields of a patch that identify its object and show how it was computed.
 type patchHead struct {
 	Metadata struct {
 		UID             string `json:"uid"`
@@ -184,10 +184,10 @@ func headOfPatch(patch []byte) (patchHead, error) {
 	return h, nil
 }
 
-// extentOf returns how much of its object a patch says. A kubelet computes the patch of a status by
-// comparing whole objects. That of a Node then has the order of all conditions, because at least the
-// time of a heartbeat differs (k8s.io/component-helpers/node/util.PatchNodeStatus). That of a Pod has
-// its UID and a status (k8s.io/kubernetes/pkg/util/pod.PatchPodStatus).
+// extentOf returns the extent of a patch. A kubelet computes the patch of a status by comparing whole objects.
+// The patch of a Node then has the order of all conditions, because at least the heartbeat time differs
+// (k8s.io/component-helpers/node/util.PatchNodeStatus). The patch of a Pod has its UID and a status
+// (k8s.io/kubernetes/pkg/util/pod.PatchPodStatus).
 func (h *patchHead) extentOf(contentType string, gvk schema.GroupVersionKind) journal.Extent {
 	if contentType != string(types.StrategicMergePatchType) {
 		return journal.Part
@@ -199,8 +199,8 @@ func (h *patchHead) extentOf(contentType string, gvk schema.GroupVersionKind) jo
 	return journal.Part
 }
 
-// rebased returns a difference that was computed from an older version of a pod as one from a newer
-// version: with it the newer one gets the same status.
+// rebased converts a Difference that was computed from an older version of a pod to one for a newer version, so
+// that the newer version gets the same status.
 func rebased(read, newest *corev1.Pod, patch []byte) ([]byte, error) {
 	gvk := corev1.SchemeGroupVersion.WithKind("Pod")
 	want, err := patched(read, gvk, string(types.StrategicMergePatchType), patch)
@@ -209,7 +209,7 @@ func rebased(read, newest *corev1.Pod, patch []byte) ([]byte, error) {
 	}
 	pod, is := want.(*corev1.Pod)
 	if !is {
-		return nil, errors.New("the patch makes no pod")
+		return nil, errors.New("the result of the patch is not a pod")
 	}
 	from, err := json.Marshal(&corev1.Pod{Status: newest.Status})
 	if err != nil {
@@ -222,7 +222,7 @@ func rebased(read, newest *corev1.Pod, patch []byte) ([]byte, error) {
 	return strategicpatch.CreateTwoWayMergePatch(from, to, corev1.Pod{})
 }
 
-// accepted returns the form in which a client wants the answer to a write.
+// accepted returns the format that a client accepts for the response to a write.
 func accepted(h http.Header) (wire.Format, error) {
 	text := strings.Join(h.Values("Accept"), ",")
 	if text == "" {
@@ -240,5 +240,5 @@ func accepted(h http.Header) (wire.Format, error) {
 			}
 		}
 	}
-	return 0, fmt.Errorf("the hub answers writes in JSON or protobuf, and the client accepts %q", text)
+	return 0, fmt.Errorf("the hub answers writes in JSON or protobuf, but the client accepts %q", text)
 }

@@ -18,14 +18,14 @@ import (
 )
 
 const (
-	// bodyWithin bounds how long a client may take for the body of a write.
+	// bodyWithin is how long a client may take to send the body of a write.
 	bodyWithin = time.Minute
-	// failedWithin is how long somebody waits for the read that made a request end.
+	// failedWithin is how long to wait for the error of the read that ended a request.
 	failedWithin = 100 * time.Millisecond
 )
 
-// slowBody is the body of a request of somebody else than the node. The request ends if it does not come, or is
-// none: that is no evidence against the cloud.
+// slowBody is the body of a non-node request. If it does not arrive in time or reading it fails, the request
+// ends; read errors do not count as an outage.
 type slowBody struct {
 	io.ReadCloser
 
@@ -33,21 +33,21 @@ type slowBody struct {
 	cancel  context.CancelCauseFunc
 	isHTTP1 bool
 
-	isRead, isOver atomic.Bool // up to its end; and nobody needs the rest
+	isRead, isOver atomic.Bool // it was read to its end; the rest is not needed
 	once           sync.Once
-	failed         chan struct{} // closed when it cannot be read
-	isLate         bool          // the time for it is over; not to be read before
+	failed         chan struct{} // closed when reading fails
+	isLate         bool          // it timed out; valid once failed is closed
 }
 
-// bodyKey is that of the body in the context of a request.
+// bodyKey is the key of the body in the context of a request.
 type bodyKey struct{}
 
-// bound lets a request have a slowBody, or none if it only reads. Call done when it is answered.
+// bound gives a request a slowBody, or no body if it is a read. Call done when the request is answered.
 func (p *Proxy) bound(w http.ResponseWriter, c *call, leave func()) (done func()) {
 	switch c.what.Kind {
 	case request.Get, request.List, request.Watch:
 		c.Body, c.ContentLength = http.NoBody, 0
-		if c.ProtoMajor == 1 { // else the server reads it before it answers, and once it has
+		if c.ProtoMajor == 1 { // otherwise the server reads the body before and after it answers
 			w.Header().Set("Connection", "close")
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now())
 		}
@@ -79,9 +79,9 @@ func (b *slowBody) Read(part []byte) (int, error) {
 	return n, err
 }
 
-// answered is called with the answer of the cloud. When that is closed, nobody needs what the client still sends: a
-// transport waits until it has read all of a body, however long that takes, and so does the server of HTTP/1.1
-// before it answers, unless the connection ends.
+// answered is called with the response of the cloud. When that is closed, the rest of the body is not needed.
+// Otherwise the transport would read the whole body, however long that takes, and the HTTP/1.1 server would
+// read it before it answers, unless the connection is closed.
 func (b *slowBody) answered(r *http.Response) {
 	if b == nil || r.StatusCode == http.StatusSwitchingProtocols || b.isRead.Load() {
 		return
@@ -92,7 +92,7 @@ func (b *slowBody) answered(r *http.Response) {
 	r.Body = &answerBefore{r.Body, b}
 }
 
-// answerBefore is an answer that came before the body of its request was read.
+// answerBefore is a response that came before the body of its request was read completely.
 type answerBefore struct {
 	io.ReadCloser
 
@@ -108,8 +108,8 @@ func (a *answerBefore) Close() error {
 	return a.ReadCloser.Close()
 }
 
-// hasEnded reports whether a request has ended because its body did not come, and answers it then. If its client
-// has gone, it panics with http.ErrAbortHandler.
+// hasEnded reports whether a request has ended because its body did not arrive in time, and then answers it. If
+// the client has disconnected, it panics with http.ErrAbortHandler.
 func (p *Proxy) hasEnded(w http.ResponseWriter, r *http.Request) bool {
 	if r.Context().Err() == nil {
 		return false
@@ -118,10 +118,10 @@ func (p *Proxy) hasEnded(w http.ResponseWriter, r *http.Request) bool {
 		select {
 		case <-body.failed:
 			if body.isLate {
-				p.refuse(w, r, http.StatusRequestTimeout, metav1.StatusReasonTimeout, fmt.Sprintf("the body did not come within %s", bodyWithin))
+				p.refuse(w, r, http.StatusRequestTimeout, metav1.StatusReasonTimeout, fmt.Sprintf("the body did not arrive within %s", bodyWithin))
 				return true
 			}
-		case <-time.After(failedWithin): // the server may end the request before the read returns that is why
+		case <-time.After(failedWithin): // the server may end the request before the failed read returns
 		}
 	}
 	panic(http.ErrAbortHandler)

@@ -14,23 +14,23 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
 )
 
-// discovery are the documents that kubectl reads before all else, and discoveryForm how it accepts them.
+// discovery are the documents that kubectl reads first, and discoveryForm its Accept header for them.
 var discovery = []string{"/api", "/apis"}
 
 const (
 	discoveryForm = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json"
-	// discoveryEvery is how often they are read, and discoveryAgain after how long if that failed.
+	// discoveryEvery is the time between two reads, and discoveryAgain the time after a failed read.
 	discoveryEvery, discoveryAgain = 12 * time.Hour, time.Minute
 )
 
-// KeepDiscovery reads as the node, from time to time until ctx is done, what tells kubectl which kinds there are: a
-// person who uses it on the node for the first time may do so while the cloud is away.
+// KeepDiscovery reads the discovery documents periodically as the node, until ctx is done. So they are cached
+// when kubectl is used on the node for the first time while offline.
 func (p *Proxy) KeepDiscovery(ctx context.Context) {
 	for p.Cloud.AwaitOnline(ctx) == nil {
 		wait := discoveryEvery
 		for _, path := range discovery {
 			if err := p.readDiscovery(ctx, path); err != nil && ctx.Err() == nil {
-				p.Log.V(2).Info("What kubectl reads first is not kept", "path", path, "error", err.Error())
+				p.Log.V(2).Info("Caching discovery for kubectl failed", "path", path, "error", err.Error())
 				wait = discoveryAgain
 			}
 		}
@@ -49,13 +49,13 @@ func (p *Proxy) readDiscovery(ctx context.Context, path string) error {
 	a := f.askOwn(ctx, "", discoveryForm, io.Discard)
 	<-a.done
 	if a.broke || a.code != http.StatusOK {
-		return fmt.Errorf("the answer has the code %d, or broke off", a.code)
+		return fmt.Errorf("the status code is %d, or the response is incomplete", a.code)
 	}
 	return nil
 }
 
-// keyOfDiscovery returns the key of the scope of a request, or if nothing is kept of that and the request is one of
-// discovery, of the same document in a form that the client accepts, too.
+// keyOfDiscovery returns the key of the scope of a request. If the request is for discovery and its scope is
+// not in the cache, it returns the key of the same document in another representation that the client accepts.
 func (p *Proxy) keyOfDiscovery(c *call) string {
 	if !slices.Contains(discovery, c.what.Path) {
 		return c.key

@@ -21,17 +21,17 @@ import (
 )
 
 const (
-	// eventWithin bounds the sending of an event.
+	// eventWithin is the timeout for sending an event.
 	eventWithin = 10 * time.Second
-	// tellEvery is the time between two looks at which events are to be sent, tellAgain the least time between two
-	// attempts to send one, and tellAnew that after which a pod that is still held gets another: an API server
-	// forgets events after an hour.
+	// tellEvery is the time between two checks for due events, tellAgain the least time between two attempts to
+	// send one. tellAnew is the time after which a pod that is still held gets another event, because an API
+	// server deletes events after an hour.
 	tellEvery, tellAgain, tellAnew = time.Minute, 10 * time.Second, 30 * time.Minute
 	// ReasonHeld is the reason of the event on a pod that is held.
 	ReasonHeld = "HeldByHub"
 )
 
-// Held is a pod that the hub holds.
+// Held is a pod that the hub holds back from the node.
 type Held struct {
 	Namespace string    `json:"namespace"`
 	Name      string    `json:"name"`
@@ -39,22 +39,22 @@ type Held struct {
 	Since     time.Time `json:"since"`
 }
 
-// heldPod is a pod that the hub holds, and what is known of it.
+// heldPod is a pod that the hub holds, with the state of its event.
 type heldPod struct {
 	Held
 
-	version string // as the cloud has sent it last, and seen is when
+	version string // the last version from the cloud, and seen is when it came
 	seen    time.Time
-	tried   time.Time // when an event was last sent, and told when the API server last took one; zero is never
+	tried   time.Time // when an event was last sent, and told when the API server last accepted one; zero means never
 	told    time.Time
 }
 
-// isDue reports whether an event is to be sent.
+// isDue reports whether an event must be sent.
 func (h *heldPod) isDue(now time.Time) bool {
 	return now.Sub(h.tried) >= tellAgain && (h.told.IsZero() || now.Sub(h.told) >= tellAnew)
 }
 
-// Held returns the pods that are held, by namespace and name.
+// Held returns the held pods, sorted by namespace and name.
 func (p *Proxy) Held() []Held {
 	p.gate.mu.Lock()
 	defer p.gate.mu.Unlock()
@@ -68,7 +68,7 @@ func (p *Proxy) Held() []Held {
 	return all
 }
 
-// tell remembers that a pod is held, and sends an event on it if one is due.
+// tell records that a pod is held, and sends an event for it if one is due.
 func (p *Proxy) tell(c *call, m *wire.Meta, why string) {
 	now := time.Now()
 	p.gate.mu.Lock()
@@ -92,8 +92,7 @@ func (p *Proxy) tell(c *call, m *wire.Meta, why string) {
 	}
 }
 
-// TellOfHeld sends the events on held pods that could not be sent, and those that are due again, until ctx is
-// done.
+// TellOfHeld sends events for held pods that failed before or are due again, until ctx is done.
 func (p *Proxy) TellOfHeld(ctx context.Context) {
 	for {
 		select {
@@ -105,14 +104,14 @@ func (p *Proxy) TellOfHeld(ctx context.Context) {
 	}
 }
 
-// tellDue sends the events that are due at a time.
+// tellDue sends the events that are due at the given time.
 func (p *Proxy) tellDue(ctx context.Context, now time.Time) {
 	for uid, h := range p.gate.due(now) {
 		p.sendEvent(ctx, uid, h)
 	}
 }
 
-// due returns the held pods of which an event is to be sent.
+// due returns the held pods with a due event.
 func (g *gate) due(now time.Time) map[string]Held {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -126,15 +125,15 @@ func (g *gate) due(now time.Time) map[string]Held {
 	return due
 }
 
-// settle forgets the held pods that are gone: the cloud has not sent them since a time, when it began to send
-// all that there were at a version.
+// settle removes held pods that do not exist any more: those that the cloud has not sent since the given time,
+// when it began to send all pods as of the given version.
 func (g *gate) settle(since time.Time, version string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	maps.DeleteFunc(g.held, func(_ string, h heldPod) bool { return h.seen.Before(since) && wire.IsUpTo(h.version, version) })
 }
 
-// seesAllPods reports whether a request is for all pods that a node has.
+// seesAllPods reports whether a request is for all pods of the node.
 func (c *call) seesAllPods(nodeName string) bool {
 	query := c.URL.Query()
 	selector := query.Get("fieldSelector")
@@ -142,7 +141,7 @@ func (c *call) seesAllPods(nodeName string) bool {
 		(selector == "" || selector == "spec.nodeName="+nodeName)
 }
 
-// settleAfter forgets the pods that are not in a list: those that are held, and those that are kept by themselves.
+// settleAfter removes the pods that are not in a list: held pods, and pods that are cached as single objects.
 func (p *Proxy) settleAfter(c *call, list *wire.List) {
 	if list.Continue != "" || request.PositionOf(c.URL.Query()).Continue != "" || !c.seesAllPods(p.Recognizer.NodeName) {
 		return
@@ -153,7 +152,7 @@ func (p *Proxy) settleAfter(c *call, list *wire.List) {
 		if !isPathOfPod(path) {
 			return "", false
 		}
-		if uids == nil { // only if a pod is kept by itself
+		if uids == nil { // needed only if a pod is cached as a single object
 			uids = make(map[string]string, len(list.Items))
 			for i := range list.Items {
 				uids[pathOf(list.Items[i].Namespace, list.Items[i].Name)] = list.Items[i].UID
@@ -169,7 +168,7 @@ func isPathOfPod(path string) bool {
 	return len(parts) == 7 && parts[1] == "api" && parts[5] == "pods"
 }
 
-// sendEvent sends an event on a pod that is held.
+// sendEvent sends an event for a held pod.
 func (p *Proxy) sendEvent(ctx context.Context, uid string, h Held) {
 	now := metav1.Now()
 	event := &corev1.Event{
@@ -181,13 +180,13 @@ func (p *Proxy) sendEvent(ctx context.Context, uid string, h Held) {
 		Source:         corev1.EventSource{Component: "atoll-hub", Host: p.Recognizer.NodeName},
 		FirstTimestamp: metav1.NewTime(h.Since), LastTimestamp: now, Count: 1,
 	}
-	if err := p.Panics.Do("telling of a pod that is held", func() error { return p.createEvent(ctx, event) }); err != nil {
-		p.Log.V(2).Info("An event is not sent, and is tried again", "pod", h.Namespace+"/"+h.Name, "error", err.Error())
+	if err := p.Panics.Do("sending an event for a held pod", func() error { return p.createEvent(ctx, event) }); err != nil {
+		p.Log.V(2).Info("Sending an event failed; retrying later", "pod", h.Namespace+"/"+h.Name, "error", err.Error())
 		return
 	}
 	p.gate.mu.Lock()
 	defer p.gate.mu.Unlock()
-	if still, is := p.gate.held[uid]; is && still.Reason == h.Reason { // else it is told next
+	if still, is := p.gate.held[uid]; is && still.Reason == h.Reason { // otherwise another event is due
 		still.told = now.Time
 		p.gate.held[uid] = still
 	}
@@ -212,7 +211,7 @@ func (p *Proxy) createEvent(ctx context.Context, event *corev1.Event) error {
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusCreated {
-		return fmt.Errorf("the API server answers %s", response.Status)
+		return fmt.Errorf("the API server returned %s", response.Status)
 	}
 	return nil
 }

@@ -17,25 +17,26 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// Inventory lists the objects that are kept for the node and that the coordinator of its pool should have, as
-// the cloud has answered them last. A scope is read again only once it has changed. Only one goroutine may use
-// it at a time.
+// Inventory lists the cached objects of the node that the coordinator of its pool should have, in their last
+// version from the cloud. It reads a scope again only when it has changed. An Inventory must be used by one
+// goroutine at a time.
 type Inventory struct {
 	proxy *Proxy
-	// reads tells what is read in a scope, with no name if that is a collection.
+	// reads returns which object a scope contains; without a name for a collection.
 	reads  func(*cache.Scope) (reads governance.Ref, is bool)
 	scopes map[string]*inventoried
 	// at has the scope of each object of the last call of Items.
 	at map[governance.Ref]string
 }
 
-// inventoried is what a scope had when it was written.
+// inventoried is the content of a scope at the time when it was written.
 type inventoried struct {
 	written time.Time
 	items   []governance.Item
 }
 
-// NewInventory returns the inventory of what is kept: Secrets only while hasSecrets says so.
+// NewInventory returns the inventory of the cached objects. It includes Secrets only while hasSecrets returns
+// true.
 func (p *Proxy) NewInventory(hasSecrets func() bool) *Inventory {
 	return &Inventory{proxy: p, reads: func(s *cache.Scope) (reads governance.Ref, is bool) {
 		reads, is = p.isForInventory(s)
@@ -43,10 +44,10 @@ func (p *Proxy) NewInventory(hasSecrets func() bool) *Inventory {
 	}}
 }
 
-// errNoPods is the error of an inventory while the kubelet has not listed its pods through the hub.
+// errNoPods is returned while the kubelet has not listed its pods through the hub.
 var errNoPods = errors.New("the pods of the node are not known yet")
 
-// Items returns the objects. After an error nobody knows what the node does not have any more.
+// Items returns the objects. After an error it is not known which objects the node has.
 func (i *Inventory) Items() (items []governance.Item, err error) {
 	newest := i.newest()
 	if newest[governance.Ref{Resource: "pods"}] == nil {
@@ -62,7 +63,7 @@ func (i *Inventory) Items() (items []governance.Item, err error) {
 	return slices.Collect(maps.Values(found)), nil
 }
 
-// newest returns the newest scopes, by what is read.
+// newest returns the newest scope for each object or collection.
 func (i *Inventory) newest() map[governance.Ref]*cache.Scope {
 	newest := map[governance.Ref]*cache.Scope{}
 	scopes := i.proxy.Cache.Scopes()
@@ -74,22 +75,23 @@ func (i *Inventory) newest() map[governance.Ref]*cache.Scope {
 	return newest
 }
 
-// read returns the objects of scopes. An object that cannot be read is left out, a collection is an error.
+// read returns the objects of scopes. It skips a single object that cannot be read. For a collection it returns
+// an error.
 func (i *Inventory) read(newest map[governance.Ref]*cache.Scope) (found map[governance.Ref]governance.Item, err error) {
 	before := i.scopes
 	i.scopes, i.at = map[string]*inventoried{}, map[governance.Ref]string{}
 	found = map[governance.Ref]governance.Item{}
 	for reads, s := range newest {
 		if reads.Name == "" && s.Stale != nil && !errors.Is(s.Stale, cache.ErrReopened) {
-			return nil, fmt.Errorf("there may be later %s: %w", reads.Resource, s.Stale)
+			return nil, fmt.Errorf("the cache may lack later %s: %w", reads.Resource, s.Stale)
 		}
 		read := before[s.Key]
 		if read == nil || !read.written.Equal(s.Written) {
 			if read, err = i.proxy.inventoryOf(s, reads.Name == ""); err != nil && reads.Name == "" {
-				return nil, fmt.Errorf("reading the %s that are kept: %w", reads.Resource, err)
+				return nil, fmt.Errorf("reading the cached %s: %w", reads.Resource, err)
 			}
-			if err != nil { // the others are there all the same
-				i.proxy.Log.V(2).Info("What is kept of an object cannot be read", "object", reads.String(), "error", err.Error())
+			if err != nil { // continue with the other objects
+				i.proxy.Log.V(2).Info("Reading a cached object failed", "object", reads.String(), "error", err.Error())
 				continue
 			}
 		}
@@ -101,8 +103,8 @@ func (i *Inventory) read(newest map[governance.Ref]*cache.Scope) (found map[gove
 	return found, nil
 }
 
-// isForInventory tells what is read in a scope: the pods of the node, which have no name, or one object of another
-// kind.
+// isForInventory returns what a scope contains: the pods of the node, without a name, or one object of another
+// kind. It returns false for other scopes.
 func (p *Proxy) isForInventory(s *cache.Scope) (reads governance.Ref, is bool) {
 	if !isOfNode(s.Key) || strings.Contains(s.Key, "as=") {
 		return reads, false
@@ -114,17 +116,17 @@ func (p *Proxy) isForInventory(s *cache.Scope) (reads governance.Ref, is bool) {
 	return governance.Ref{Resource: what.Resource, Namespace: what.Namespace, Name: name}, name != "" && isUploaded(&what)
 }
 
-// isUploaded reports whether hubs upload what is read of their nodes.
+// isUploaded reports whether hubs upload objects of the kind of a request.
 func isUploaded(what *request.Request) bool {
 	kind, known := governance.KindOf(what.Resource)
 	return known && !kind.IsOfPool && what.Subresource == "" && strings.TrimPrefix(what.Group+"/"+what.Version, "/") == kind.APIVersion
 }
 
-// inventoryOf reads a scope. One object may not be there, a collection is.
+// inventoryOf reads a scope. A single object may be missing; a collection must not be.
 func (p *Proxy) inventoryOf(s *cache.Scope, isCollection bool) (*inventoried, error) {
 	read := &inventoried{written: s.Written}
 	view, err := p.Cache.Peek(s.Key)
-	if errors.Is(err, cache.ErrNotFound) && !isCollection { // it was removed meanwhile
+	if errors.Is(err, cache.ErrNotFound) && !isCollection { // the scope was removed meanwhile
 		return read, nil
 	}
 	if err != nil {
@@ -133,10 +135,10 @@ func (p *Proxy) inventoryOf(s *cache.Scope, isCollection bool) (*inventoried, er
 	defer view.Close()
 	h, err := decodeHead(view.Head())
 	if err == nil && h.List == nil && isCollection {
-		err = fmt.Errorf("the answer has the code %d", h.Code)
+		err = fmt.Errorf("the status code is %d", h.Code)
 	}
 	if err != nil || h.List == nil && h.Code != http.StatusOK {
-		return read, err // the object was not there
+		return read, err // the object does not exist
 	}
 	format, err := wire.FormatOf(h.ContentType)
 	if err != nil {
@@ -158,7 +160,8 @@ func (p *Proxy) inventoryOf(s *cache.Scope, isCollection bool) (*inventoried, er
 	return read, nil
 }
 
-// Body returns an object of the last call of Items, with its apiVersion and kind. It may be a later version by now.
+// Body returns an object of the last call of Items, with its apiVersion and kind. It may be a later version
+// than in that call.
 func (i *Inventory) Body(ref governance.Ref) ([]byte, error) {
 	if lease, body, err := i.proxy.ownLease(); err == nil && lease.Ref == ref {
 		return body, nil
@@ -171,7 +174,7 @@ func (i *Inventory) Body(ref governance.Ref) ([]byte, error) {
 	return body, err
 }
 
-// keptAt returns an object as a scope has it, with its apiVersion and kind.
+// keptAt returns an object from a scope, with its apiVersion and kind.
 func (p *Proxy) keptAt(key string, ref governance.Ref) (contentType string, body []byte, err error) {
 	view, err := p.Cache.Peek(key)
 	if err != nil {
@@ -186,7 +189,7 @@ func (p *Proxy) keptAt(key string, ref governance.Ref) (contentType string, body
 	return h.ContentType, body, err
 }
 
-// OwnNode returns the Node of the node as the cloud has answered it last.
+// OwnNode returns the Node object of this node from the cache.
 func (p *Proxy) OwnNode() (*corev1.Node, error) {
 	ref := governance.Ref{Resource: "nodes", Name: p.Recognizer.NodeName}
 	var newest cache.Scope
@@ -198,7 +201,7 @@ func (p *Proxy) OwnNode() (*corev1.Node, error) {
 	}
 	contentType, body, err := p.keptAt(newest.Key, ref)
 	if err != nil {
-		return nil, fmt.Errorf("reading what is kept of the Node: %w", err)
+		return nil, fmt.Errorf("reading the cached Node: %w", err)
 	}
 	object, err := decode(contentType, body, corev1.SchemeGroupVersion.WithKind("Node"))
 	if err != nil {
@@ -206,12 +209,12 @@ func (p *Proxy) OwnNode() (*corev1.Node, error) {
 	}
 	node, is := object.(*corev1.Node)
 	if !is {
-		return nil, fmt.Errorf("reading what is kept of the Node: it is a %T", object)
+		return nil, fmt.Errorf("reading the cached Node: it is a %T", object)
 	}
 	return node, nil
 }
 
-// ownLease returns the node's Lease as the cloud has it since the node's last write, if the hub has seen that.
+// ownLease returns the node's Lease from the cloud's response to the last write of the node, if the hub has it.
 func (p *Proxy) ownLease() (item governance.Item, body []byte, err error) {
 	ref := governance.Ref{Resource: "leases", Namespace: "kube-node-lease", Name: p.Recognizer.NodeName}
 	contentType, body, found := p.recent.get("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/" + ref.Name)

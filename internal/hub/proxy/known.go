@@ -16,11 +16,11 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// errUnknown is the error of a write of an object that the hub cannot show in the answer.
-var errUnknown = errors.New("it does not know the object")
+// errUnknown is the error of a write of an object that the hub does not have.
+var errUnknown = errors.New("the hub does not have the object")
 
-// known returns the newest version of an object that the cache has in any scope of the caller, and the
-// version that the caller gets if it reads the object; the same one if that is not kept.
+// known returns the newest version of an object that the cache has in any scope of the caller, and the version
+// in the scope of a get by the caller. If that scope is not cached, both are the same.
 func (p *Proxy) known(c *call, o *ownWrite) (newest, read typed, err error) {
 	get := request.Of(&http.Request{Method: http.MethodGet, URL: &url.URL{Path: o.object}, Header: http.Header{"Accept": c.Header.Values("Accept")}})
 	paths := append(slices.Clone(o.collections), o.object)
@@ -31,7 +31,7 @@ func (p *Proxy) known(c *call, o *ownWrite) (newest, read typed, err error) {
 		}
 		object, err := p.keptObject(s.Key, c, o)
 		if err != nil {
-			continue // it is not in this scope, or not as a whole
+			continue // it is not in this scope, or incomplete
 		}
 		if s.Key == c.caller.Name+"\n"+get.Scope {
 			read = object
@@ -49,7 +49,7 @@ func (p *Proxy) known(c *call, o *ownWrite) (newest, read typed, err error) {
 	return newest, read, nil
 }
 
-// keptObject returns an object as a scope has it.
+// keptObject returns an object from a scope.
 func (p *Proxy) keptObject(key string, c *call, o *ownWrite) (typed, error) {
 	p.queues.settle(key)
 	view, err := p.Cache.View(key)
@@ -68,7 +68,7 @@ func (p *Proxy) keptObject(key string, c *call, o *ownWrite) (typed, error) {
 	return decode(h.ContentType, body, o.gvk)
 }
 
-// objectIn returns an object that a state has, alone or in a list, with its apiVersion and kind.
+// objectIn returns an object from a state, which is the object alone or a list, with its apiVersion and kind.
 func (h *head) objectIn(view *cache.View, namespace, name string) ([]byte, error) {
 	if h.List == nil {
 		body, err := view.Get(document)
@@ -89,7 +89,7 @@ func (h *head) objectIn(view *cache.View, namespace, name string) ([]byte, error
 	return list.Format.ObjectOf(item, apiVersion, kind)
 }
 
-// remembered returns a Lease or an event as the node wrote it last.
+// remembered returns a Lease or an event as the node last wrote it.
 func (p *Proxy) remembered(object string, gvk schema.GroupVersionKind) (typed, error) {
 	if entries := p.Journal.Of(object); len(entries) > 0 {
 		last := entries[len(entries)-1]
@@ -102,11 +102,11 @@ func (p *Proxy) remembered(object string, gvk schema.GroupVersionKind) (typed, e
 	return decode(contentType, body, gvk)
 }
 
-// maxRecent bounds the answers that are remembered, and maxRecentSize each of them, in bytes.
+// maxRecent is the most responses in recent, and maxRecentSize the size limit for each of them, in bytes.
 const maxRecent, maxRecentSize = 256, 16 << 10
 
-// recent are the last answers of the cloud to writes of Leases and events of the node. Nobody reads
-// them, so that the cache does not have them.
+// recent are the last responses of the cloud to writes of Leases and events by the node. The cache does not
+// have them, because no client reads these objects.
 type recent struct {
 	mu    sync.Mutex
 	of    map[string]recentAnswer // by object
@@ -142,8 +142,8 @@ func (r *recent) get(object string) (contentType string, body []byte, found bool
 	return answer.contentType, answer.body, found
 }
 
-// leaseFromJournal answers with the node's Lease as the node wrote it last, if that is known. A kubelet
-// that starts reads its Lease only then, and would create one that is there.
+// leaseFromJournal answers with the node's Lease as the node last wrote it, if the hub has it. A kubelet reads
+// its Lease only when it starts. Without an answer it would create a Lease that exists already.
 func (p *Proxy) leaseFromJournal(w http.ResponseWriter, c *call, reason error) bool {
 	if p.Journal == nil || !isAway(reason) || c.Context().Err() != nil {
 		return false
@@ -164,7 +164,7 @@ func (p *Proxy) leaseFromJournal(w http.ResponseWriter, c *call, reason error) b
 	}
 	body, err := encode(format, object, o.gvk)
 	if err != nil {
-		p.Log.V(2).Info("The Lease that the node wrote last cannot be shown", "error", err.Error())
+		p.Log.V(2).Info("Encoding the node's last Lease failed", "error", err.Error())
 		return false
 	}
 	p.metrics.request(c.what.Kind, fromJournal)

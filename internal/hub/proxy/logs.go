@@ -13,12 +13,13 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// isOwnLog reports whether the node reads the log of a pod. No API server lets it: its kubelet is asked.
+// isOwnLog reports whether the node reads the log of a pod. API servers do not allow that, so the hub requests
+// the log from the kubelet.
 func (p *Proxy) isOwnLog(c *call) bool {
 	return p.Kubelet != nil && c.caller.IsNode && c.Method == http.MethodGet && c.what.Resource == "pods" && c.what.Subresource == "log"
 }
 
-// log answers with the log of a pod, as the kubelet gives it.
+// log answers with the log of a pod from the kubelet.
 func (p *Proxy) log(w http.ResponseWriter, c *call) {
 	(&httputil.ReverseProxy{
 		Rewrite: func(*httputil.ProxyRequest) {},
@@ -36,8 +37,8 @@ func (p *Proxy) log(w http.ResponseWriter, c *call) {
 	}).ServeHTTP(w, c.Request)
 }
 
-// ofHub answers a question of the kubelet that is about the hub itself. It returns false for all others, whose body
-// can be read again.
+// ofHub answers a review of the kubelet that is about the hub itself. It returns false for all other reviews;
+// their body can then be read again.
 func (p *Proxy) ofHub(w http.ResponseWriter, c *call) bool {
 	if p.Kubelet == nil || !c.caller.IsNode || c.what.Resource != "tokenreviews" && c.what.Resource != "subjectaccessreviews" {
 		return false

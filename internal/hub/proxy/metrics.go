@@ -10,45 +10,45 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/request"
 )
 
-// Sources of answers, values of the label of atoll_hub_requests_total.
+// Sources of responses: values of the label from of atoll_hub_requests_total.
 const (
 	fromCloud   = "cloud"
 	fromCache   = "cache"
-	fromJournal = "journal" // a write that is kept
-	fromHub     = "hub"     // the hub's own, a refusal
+	fromJournal = "journal" // a journaled write
+	fromHub     = "hub"     // the hub's own response, for example a rejection
 )
 
-// metrics are those of a Proxy. nil counts nothing.
+// metrics are the metrics of a Proxy. nil counts nothing.
 type metrics struct {
 	requests *prometheus.CounterVec
 	answers  *prometheus.CounterVec
 	held     *prometheus.CounterVec
 }
 
-// Register adds the metrics of the proxy to a registry, with those of what it has at the moment.
-// It must be called before the first request, and at most once.
+// Register registers the metrics of the proxy, and of its cache and journal. It must be called before the first
+// request, and at most once.
 func (p *Proxy) Register(registry prometheus.Registerer) error {
 	m := &metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: "atoll", Subsystem: "hub", Name: "requests_total",
-			Help: "Requests of clients of the node, by what they ask for (get, list, watch, write, stream) and whose the answer is: that of the cloud, of the cache, of the journal (a write that is kept), or the hub's own.",
+			Help: "Requests of clients of the node, by verb (get, list, watch, write, stream) and source of the response: the cloud, the cache, the journal (a journaled write), or the hub itself.",
 		}, []string{"kind", "from"}),
 		answers: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: "atoll", Subsystem: "hub", Name: "node_answers_total",
-			Help: "Answers of the cloud to requests of the node itself, by their code: for example 401 if the cloud refuses its certificate. Codes that HTTP does not define are counted as other.",
+			Help: "Responses of the cloud to requests of the node itself, by status code: for example 401 if the cloud refuses its certificate. Codes that HTTP does not define are counted as other.",
 		}, []string{"code"}),
 		held: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: "atoll", Subsystem: "hub", Name: "gate_versions_total",
-			Help: "Versions of pods that required policies kept from the node, by verdict: Hold (the node does not get the pod) or Freeze (it keeps the version that it has).",
+			Help: "Versions of pods that the hub did not deliver to the node because of a required policy, by verdict: Hold (the node does not get the pod) or Freeze (the node keeps its earlier version).",
 		}, []string{"verdict"}),
 	}
 	scopes := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Namespace: "atoll", Subsystem: "hub", Name: "cache_scopes",
-		Help: "Requests, without their position, whose answers are on disk.",
+		Help: "Scopes in the cache: requests without their position, with their caller.",
 	}, func() float64 { return float64(len(p.Cache.Scopes())) })
 	size := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Namespace: "atoll", Subsystem: "hub", Name: "cache_bytes",
-		Help: "Size on disk of all answers, in bytes.",
+		Help: "Size of the cache on disk, in bytes.",
 	}, func() float64 {
 		total := int64(0)
 		for _, s := range p.Cache.Scopes() {
@@ -58,18 +58,18 @@ func (p *Proxy) Register(registry prometheus.Registerer) error {
 	})
 	waiting := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Namespace: "atoll", Subsystem: "hub", Name: "held_pods",
-		Help: "Pods that the hub holds at the moment, because a policy that they require is not bound.",
+		Help: "Pods that the hub holds back from the node at the moment, because a policy that they require is not bound.",
 	}, func() float64 { return float64(len(p.Held())) })
 	written := prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Namespace: "atoll", Subsystem: "hub", Name: "cache_written_bytes_total",
-		Help: "Bytes that were written to disk to keep answers.",
+		Help: "Bytes that were written to disk for the cache.",
 	}, func() float64 {
 		bytes, _ := p.Cache.Written()
 		return float64(bytes)
 	})
 	syncs := prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Namespace: "atoll", Subsystem: "hub", Name: "cache_syncs_total",
-		Help: "Calls of fsync to make kept answers durable: at most one a second for each request whose answer changes.",
+		Help: "Calls of fsync for the cache: at most one a second for each scope that changes.",
 	}, func() float64 {
 		_, syncs := p.Cache.Written()
 		return float64(syncs)
@@ -90,15 +90,15 @@ func (p *Proxy) journalMetrics() []prometheus.Collector {
 	}
 	waiting := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Namespace: "atoll", Subsystem: "hub", Name: "kept_writes",
-		Help: "Writes of the node that are kept until they can be sent to the cloud.",
+		Help: "Journaled writes of the node, which wait until they can be sent to the cloud.",
 	}, func() float64 { return float64(p.Journal.Summary().Waiting) })
 	size := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Namespace: "atoll", Subsystem: "hub", Name: "kept_writes_bytes",
-		Help: "Size of the writes that are kept, in bytes.",
+		Help: "Size of the journaled writes, in bytes.",
 	}, func() float64 { return float64(p.Journal.Summary().Bytes) })
 	since := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Namespace: "atoll", Subsystem: "hub", Name: "kept_writes_oldest_timestamp_seconds",
-		Help: "When the oldest write that is kept was made, in seconds since 1970. 0 if none is kept.",
+		Help: "Time of the oldest journaled write, in seconds since 1970; 0 if there is none.",
 	}, func() float64 {
 		if s := p.Journal.Summary(); s.Waiting > 0 {
 			return float64(s.Since.Unix())
@@ -110,19 +110,19 @@ func (p *Proxy) journalMetrics() []prometheus.Collector {
 	}
 	replayed := prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Namespace: "atoll", Subsystem: "hub", Name: "kept_writes_replayed_total",
-		Help: "Kept writes that were sent to the cloud.",
+		Help: "Journaled writes that were sent to the cloud.",
 	}, count(journal.Replayed))
 	refused := prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Namespace: "atoll", Subsystem: "hub", Name: "kept_writes_refused_total",
-		Help: "Kept writes that the API server refused, for example because their object was gone, or that the hub could not make a request of. They are dropped.",
+		Help: "Journaled writes that were dropped because the API server refused them, for example because their object was deleted, or because the hub could not send them.",
 	}, count(journal.Refused))
 	outdated := prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Namespace: "atoll", Subsystem: "hub", Name: "kept_writes_outdated_total",
-		Help: "Kept Leases that were not sent, because they had expired or the cloud had a newer one.",
+		Help: "Journaled Leases that were not sent, because they had expired or the cloud had a newer one.",
 	}, count(journal.Outdated))
 	crowded := prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Namespace: "atoll", Subsystem: "hub", Name: "kept_writes_crowded_total",
-		Help: "Kept events that were dropped to make place for newer writes.",
+		Help: "Journaled events that were dropped to make space for newer writes.",
 	}, count(journal.Crowded))
 	return []prometheus.Collector{waiting, size, since, replayed, refused, outdated, crowded}
 }
@@ -133,7 +133,7 @@ func (m *metrics) request(kind request.Kind, from string) {
 	}
 }
 
-// answer counts an answer of the cloud to the node.
+// answer counts a response of the cloud to the node.
 func (m *metrics) answer(code int) {
 	if m == nil {
 		return

@@ -20,14 +20,15 @@ import (
 const (
 	// maxFollowPause is the longest time between two attempts to read a collection of the hub's own.
 	maxFollowPause = 30 * time.Second
-	// followFor is how long a watch of the hub's own lasts, in seconds. As much is added by chance.
+	// followFor is how long a watch of the hub's own lasts, in seconds. A random time of up to the same length
+	// is added.
 	followFor = 300
-	// ownWithin bounds the wait for an answer to the hub itself, and for a list the whole answer.
+	// ownWithin is how long the hub's own requests wait for a response, and for a list the whole response.
 	ownWithin = time.Minute
 )
 
-// Follow reads a collection as the node, through the proxy itself, and tells its changes until ctx is
-// done: a filter.Follower. So what it reads is kept, and is there without the cloud.
+// Follow reads a collection as the node, through the proxy itself, and calls r for its changes until ctx is
+// done. It is a filter.Follower. The collection is cached, so that it is available offline.
 func (p *Proxy) Follow(ctx context.Context, c filter.Collection, r filter.Receiver) {
 	(&follower{Proxy: p, caller: identity.OfNode(), collection: c, receiver: r, from: "0"}).run(ctx)
 }
@@ -57,12 +58,12 @@ type follower struct {
 	caller     identity.Caller
 	collection filter.Collection
 	receiver   filter.Receiver
-	// from is the version from which a list may be, and version the one up to which the receiver has
-	// everything.
+	// from is the minimum resourceVersion of a list. version is the resourceVersion up to which the receiver
+	// has all changes.
 	from, version string
 }
 
-// follow lists the collection and watches it, until the watch cannot go on.
+// follow lists the collection and watches it, until the watch cannot be continued.
 func (f *follower) follow(ctx context.Context) error {
 	if err := f.list(ctx); err != nil {
 		return err
@@ -70,11 +71,11 @@ func (f *follower) follow(ctx context.Context) error {
 	for ctx.Err() == nil {
 		began := time.Now()
 		if err := f.watch(ctx); err != nil {
-			f.from = "" // what an API server that lags has may be what was there before
+			f.from = "" // an API server that lags could return an older state
 			return err
 		}
 		if time.Since(began) < againAfter {
-			return nil // it ends at once, each time
+			return nil // it would end at once again
 		}
 	}
 	return nil
@@ -88,11 +89,11 @@ func (f *follower) list(ctx context.Context) error {
 	<-a.done
 	switch {
 	case a.broke, body.tooLarge:
-		return fmt.Errorf("reading %s: the answer broke off", f.collection.Path)
+		return fmt.Errorf("reading %s: the response is incomplete", f.collection.Path)
 	case a.code == http.StatusForbidden || a.code == http.StatusNotFound:
-		return fmt.Errorf("reading %s: %w with the code %d", f.collection.Path, filter.ErrRefused, a.code)
+		return fmt.Errorf("reading %s: %w with status code %d", f.collection.Path, filter.ErrRefused, a.code)
 	case a.code != http.StatusOK:
-		return fmt.Errorf("reading %s: the answer has the code %d", f.collection.Path, a.code)
+		return fmt.Errorf("reading %s: the status code is %d", f.collection.Path, a.code)
 	}
 	format, err := wire.FormatOf(a.header.Get("Content-Type"))
 	if err != nil {
@@ -108,11 +109,12 @@ func (f *follower) list(ctx context.Context) error {
 }
 
 // errExpired is the error of a watch that cannot be continued from its version.
-var errExpired = errors.New("the watch cannot go on from where it was")
+var errExpired = errors.New("the watch cannot be continued from its resourceVersion")
 
-// watch tells the changes until the watch ends. Without an error it may go on from the version.
+// watch passes changes to the receiver until the watch ends. If it returns nil, the next watch can continue
+// from version.
 func (f *follower) watch(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*followFor*time.Second+ownWithin) // the API server ends it before
+	ctx, cancel := context.WithTimeout(ctx, 2*followFor*time.Second+ownWithin) // the API server ends it earlier
 	from, to := io.Pipe()
 	query := fmt.Sprintf("watch=true&allowWatchBookmarks=true&resourceVersion=%s&timeoutSeconds=%d", f.version, followFor+rand.N(followFor))
 	a := f.askOwn(ctx, query, f.collection.Watch, to)
@@ -132,7 +134,7 @@ func (f *follower) watch(ctx context.Context) error {
 	}
 	timer.Stop()
 	if a.code != http.StatusOK {
-		return fmt.Errorf("watching %s: the answer has the code %d", f.collection.Path, a.code)
+		return fmt.Errorf("watching %s: the status code is %d", f.collection.Path, a.code)
 	}
 	format, err := wire.FormatOf(a.header.Get("Content-Type"))
 	if err != nil {
@@ -166,7 +168,7 @@ func (f *follower) watch(ctx context.Context) error {
 	}
 }
 
-// askOwn asks the proxy as the node, and writes the answer's body to a writer.
+// askOwn sends a request to the proxy as the caller, and writes the body of the response to body.
 func (f *follower) askOwn(ctx context.Context, query, accept string, body io.Writer) *ownAnswer {
 	a := &ownAnswer{header: http.Header{}, body: body, begun: make(chan struct{}), done: make(chan struct{})}
 	if f.collection.Selector != "" {
@@ -185,13 +187,13 @@ func (f *follower) askOwn(ctx context.Context, query, accept string, body io.Wri
 	return a
 }
 
-// ownAnswer is an answer to the hub itself. code, header and broke may be read once begun, or done, is
+// ownAnswer is the response to the hub's own request. code, header and broke may be read once begun or done is
 // closed.
 type ownAnswer struct {
 	code   int
 	header http.Header
 	body   io.Writer
-	broke  bool // all of it did not come
+	broke  bool // the response is incomplete
 	begun  chan struct{}
 	done   chan struct{}
 }
@@ -213,7 +215,7 @@ func (a *ownAnswer) Write(b []byte) (int, error) {
 	return a.body.Write(b)
 }
 
-// limited keeps up to maxAnswer bytes.
+// limited stores up to maxAnswer bytes.
 type limited struct {
 	bytes.Buffer
 
@@ -224,7 +226,7 @@ type limited struct {
 func (l *limited) Write(b []byte) (int, error) {
 	if l.Len()+len(b) > maxAnswer {
 		l.tooLarge = true
-		return 0, errors.New("the answer is too large")
+		return 0, errors.New("the response is too large")
 	}
 	return l.Buffer.Write(b)
 }

@@ -16,7 +16,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// ofPool are the collections of what belongs to the pool, by their resources. Of NodePools it is the one of the pool's name.
+// ofPool are the collections of the pool, by resource. The collection of NodePools contains only the NodePool
+// of the pool.
 var ofPool = map[string]filter.Collection{
 	"nodepools":      {Path: "/apis/apps.openyurt.io/v1alpha1/nodepools", List: "application/json", Watch: "application/json"},
 	"namespaces":     {Path: "/api/v1/namespaces", List: protobuf, Watch: protobuf},
@@ -26,8 +27,8 @@ var ofPool = map[string]filter.Collection{
 
 const protobuf = "application/vnd.kubernetes.protobuf,application/json"
 
-// PoolInventory is an Inventory of what belongs to the pool, while the hub follows it. Only Follow may run beside
-// the other methods.
+// PoolInventory is an Inventory of the objects of the pool, while the hub follows them. Only Follow may run
+// concurrently with other methods.
 type PoolInventory struct {
 	Inventory
 
@@ -35,28 +36,29 @@ type PoolInventory struct {
 	pool func() string
 
 	mu sync.Mutex
-	// listed has the collections that were listed since they are followed, and problems why one cannot be read.
+	// listed are the collections that were listed since Follow began; problems are why a collection cannot be
+	// read.
 	listed   map[string]bool
 	problems map[string]error
 }
 
-// NewPoolInventory returns the inventory of what Follow reads. pool returns the name of the pool, which does not change
-// while Follow runs.
+// NewPoolInventory returns the inventory of the objects that Follow reads. pool returns the name of the pool,
+// which must not change while Follow runs.
 func (p *Proxy) NewPoolInventory(pool func() string) *PoolInventory {
 	i := &PoolInventory{Inventory: Inventory{proxy: p, reads: isOfPool}, pool: pool, listed: map[string]bool{}, problems: map[string]error{}}
-	i.forget() // of an earlier process
+	i.forget() // scopes of an earlier process
 	return i
 }
 
-// isOfPool tells whether a collection of the pool is read in a scope.
+// isOfPool reports whether a scope contains a collection of the pool.
 func isOfPool(s *cache.Scope) (reads governance.Ref, is bool) {
 	what, name := readBy(s.Key)
 	_, is = ofPool[what.Resource]
 	return governance.Ref{Resource: what.Resource}, is && (name == "" || what.Resource == "nodepools") && strings.HasPrefix(s.Key, identity.OfPool().Name+"\n")
 }
 
-// Follow reads what belongs to the pool until ctx is done, and keeps it until then: what would be there from before
-// could not be told from what the cloud has now.
+// Follow reads the objects of the pool until ctx is done, and caches them until then. It removes cached objects
+// at the start and at the end, because they could not be distinguished from current ones.
 func (i *PoolInventory) Follow(ctx context.Context) {
 	i.forget()
 	defer i.forget()
@@ -72,7 +74,7 @@ func (i *PoolInventory) Follow(ctx context.Context) {
 	running.Wait()
 }
 
-// forget removes what is kept, after what still waits to be stored.
+// forget removes the cached objects, after those that still wait to be stored.
 func (i *PoolInventory) forget() {
 	i.mu.Lock()
 	clear(i.listed)
@@ -85,13 +87,13 @@ func (i *PoolInventory) forget() {
 		i.proxy.queues.add(s.Key, spaceWithin, func(st *state) {
 			*st = state{}
 			if err := i.proxy.Cache.Remove(s.Key); err != nil {
-				i.proxy.Log.V(2).Info("What belongs to the pool is not removed", "error", err.Error())
+				i.proxy.Log.V(2).Info("Removing cached objects of the pool failed", "error", err.Error())
 			}
 		})
 	}
 }
 
-// Items returns the objects, or nothing before all of them were read.
+// Items returns the objects, or none before all of them were read.
 func (i *PoolInventory) Items() (items []governance.Item, err error) {
 	i.mu.Lock()
 	listed, problems := maps.Clone(i.listed), maps.Clone(i.problems)
@@ -108,13 +110,13 @@ func (i *PoolInventory) Items() (items []governance.Item, err error) {
 		if isReading[resource] || problems[resource] != nil {
 			return nil, problems[resource]
 		}
-		return nil, fmt.Errorf("the %s cannot be kept: they are too large, or the disk fails", resource)
+		return nil, fmt.Errorf("the %s cannot be cached: they are too large, or the disk fails", resource)
 	}
 	found, err := i.read(newest)
 	return slices.Collect(maps.Values(found)), err
 }
 
-// isReadingPool reports whether something of a collection of the pool is not stored yet.
+// isReadingPool reports whether a part of a collection of the pool is not stored yet.
 func (p *Proxy) isReadingPool(resource string) bool {
 	p.queues.mu.Lock()
 	defer p.queues.mu.Unlock()
@@ -126,7 +128,7 @@ func (p *Proxy) isReadingPool(resource string) bool {
 	return false
 }
 
-// poolReceiver learns whether a collection is read.
+// poolReceiver records whether a collection can be read.
 type poolReceiver struct {
 	*PoolInventory
 
@@ -147,7 +149,7 @@ func (*poolReceiver) Put(wire.Format, *wire.Meta, []byte) {}
 // Delete implements filter.Receiver.
 func (*poolReceiver) Delete(*wire.Meta) {}
 
-// Failed implements filter.Receiver. What was read stays.
+// Failed implements filter.Receiver. The objects read before stay.
 func (r *poolReceiver) Failed(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

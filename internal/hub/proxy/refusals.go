@@ -5,19 +5,19 @@ import (
 	"time"
 )
 
-// refusedFor is how long the cloud must refuse a request of the node before what is kept of it is dropped.
-// An API server that has just started refuses for a while, until it has read the rules, and so does one whose
-// rules are written anew. If that took the answers of the node away, a cut of the link after it would leave a
-// node that starts no pod. For the node itself little is protected by dropping them: it has had them.
+// refusedFor is how long the cloud must refuse a request of the node before its cached answer is removed. An
+// API server that is starting refuses requests until it has loaded its authorization rules, and also while
+// these rules are replaced. Without the cached answers, the node could not start pods in an outage after that.
+// Removing them would protect little, because the node has already received them.
 const refusedFor = 5 * time.Minute
 
-// refusals are since when the cloud refuses requests, by their scopes, and by what others than the node read.
+// refusals has the time of the first 403, by scope; for callers other than the node, by object.
 type refusals struct {
 	mu    sync.Mutex
 	since map[string]time.Time
 }
 
-// isLasting notes a refusal, and returns whether the scope has been refused for refusedFor, with no success
+// isLasting records a refusal, and returns whether the scope was refused for refusedFor without a success in
 // between.
 func (r *refusals) isLasting(key string) bool {
 	r.mu.Lock()
@@ -35,7 +35,7 @@ func (r *refusals) isLasting(key string) bool {
 }
 
 func (r *refusals) noteLocked(key string) {
-	if len(r.since) >= maxScopes { // more than is kept; what is forgotten is only kept for longer
+	if len(r.since) >= maxScopes { // if an entry is lost, its cached answer only stays longer
 		r.forgetLocked()
 	}
 	if r.since == nil {
@@ -44,24 +44,24 @@ func (r *refusals) noteLocked(key string) {
 	r.since[key] = time.Now()
 }
 
-// note notes something of a key, as of now.
+// note records the current time for a key.
 func (r *refusals) note(key string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.noteLocked(key)
 }
 
-// noted returns when something was noted of a key; zero if nothing was.
+// noted returns the recorded time of a key; zero if there is none.
 func (r *refusals) noted(key string) time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.since[key]
 }
 
-// isNoted reports whether a refusal is noted, with no success since.
+// isNoted reports whether a refusal is recorded, without a success since.
 func (r *refusals) isNoted(key string) bool { return !r.noted(key).IsZero() }
 
-// forgetLocked forgets the refusal that began first.
+// forgetLocked removes the oldest entry.
 func (r *refusals) forgetLocked() {
 	oldest, at := "", time.Time{}
 	for key, since := range r.since {
@@ -72,7 +72,7 @@ func (r *refusals) forgetLocked() {
 	delete(r.since, oldest)
 }
 
-// end notes that the cloud answers a scope.
+// end records that the cloud answers a scope.
 func (r *refusals) end(key string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

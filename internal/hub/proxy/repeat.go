@@ -23,25 +23,24 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/request"
 )
 
-// repeatablePrefix distinguishes the scopes of requests that are repeatable from those of reads, which
-// begin with a path.
+// repeatablePrefix distinguishes the scopes of isRepeatable requests from those of reads, which begin with a
+// path.
 const repeatablePrefix = "POST "
 
-// tokenSubresource is that of a ServiceAccount by which a token is made.
+// tokenSubresource is the subresource of a ServiceAccount that creates a token.
 const tokenSubresource = "token"
 
 const (
-	// maxTokenRequest bounds what is read of the body of a request for a token, in bytes.
+	// maxTokenRequest is how many bytes of the body of a TokenRequest are stored.
 	maxTokenRequest = 4 << 10
-	// maxQuestion bounds the body of a request that isRepeatable, in bytes.
+	// maxQuestion is the size limit for the body of an isRepeatable request, in bytes.
 	maxQuestion = 1 << 20
-	// questionWithin bounds how long a client may take for it.
+	// questionWithin is how long a client may take to send this body.
 	questionWithin = 10 * time.Second
 )
 
-// isRepeatable reports whether a request that creates something only asks: for a token of a
-// ServiceAccount, for who has a token, and for what somebody may do. Without these answers a kubelet
-// starts no pod and lets nobody see into one.
+// isRepeatable reports whether a POST is a query: a TokenRequest, a TokenReview or a SubjectAccessReview.
+// Without the responses to these a kubelet starts no pod, and allows no access to pods.
 func isRepeatable(method string, q *request.Request) bool {
 	if method != http.MethodPost {
 		return false
@@ -58,8 +57,8 @@ func isRepeatable(method string, q *request.Request) bool {
 	}
 }
 
-// repeat answers a request that isRepeatable. While the cloud is not reachable, the answer is that
-// to the same request before. A token may have expired by then: its holder is known to the hub.
+// repeat answers an isRepeatable request. While offline, it returns the cached answer to the same request. A
+// token in it may have expired; the hub still accepts it.
 func (p *Proxy) repeat(w http.ResponseWriter, c *call) {
 	if c.ContentLength > maxQuestion {
 		p.refuseQuestion(w, c, &http.MaxBytesError{Limit: maxQuestion})
@@ -70,10 +69,10 @@ func (p *Proxy) repeat(w http.ResponseWriter, c *call) {
 	}
 	q, done := p.question(w, c)
 	defer done()
-	response, err := p.send(c, c.Request) // once: it is a POST
+	response, err := p.send(c, c.Request) // not repeated: it is a POST
 	if err != nil {
 		failed := q.failure()
-		if failed == nil && p.mayRead(c) { // else there is no answer
+		if failed == nil && p.mayRead(c) { // otherwise there is no cached answer
 			c.key, failed = q.key(c)
 		}
 		if failed != nil {
@@ -94,7 +93,7 @@ func (p *Proxy) repeat(w http.ResponseWriter, c *call) {
 	}()
 	switch response.StatusCode {
 	case http.StatusOK, http.StatusCreated, http.StatusForbidden, http.StatusNotFound:
-	default: // nobody needs the rest of the question
+	default: // the rest of the body is not needed
 		return
 	}
 	if c.key, err = q.key(c); err != nil {
@@ -120,8 +119,8 @@ func (p *Proxy) repeat(w http.ResponseWriter, c *call) {
 	}
 }
 
-// isDenied reports whether a review says that nobody has a token, or that somebody may not do something: anybody can
-// ask for any number of these, and without an answer a kubelet denies, too.
+// isDenied reports whether the result of a review is negative. Such results are not cached: any client can
+// cause any number of them, and without a result a kubelet denies access, too.
 func (c *call) isDenied(answer *buffer) bool {
 	if c.what.Subresource == tokenSubresource || answer.tooLarge {
 		return false
@@ -144,9 +143,9 @@ func (c *call) isDenied(answer *buffer) bool {
 	}
 }
 
-// acceptMinted remembers a token that the API server has just made, for itself as the audience: whoever gets
-// it may not have used it when the cloud goes away. A request that names no audience is for a token for the
-// API server.
+// acceptMinted records a token that the API server has just issued for itself as the audience: the token may
+// not have been used yet when the cloud becomes unreachable. A request without an audience is for a token for
+// the API server.
 func (p *Proxy) acceptMinted(c *call, q *question, response *http.Response, answer *buffer) {
 	if c.what.Subresource != tokenSubresource || response.StatusCode != http.StatusCreated || answer.tooLarge {
 		return
@@ -160,35 +159,36 @@ func (p *Proxy) acceptMinted(c *call, q *question, response *http.Response, answ
 	}
 }
 
-// refuseQuestion answers a request whose body cannot be read to its end.
+// refuseQuestion rejects a request whose body could not be read completely.
 func (p *Proxy) refuseQuestion(w http.ResponseWriter, c *call, err error) {
 	tooLarge := (*http.MaxBytesError)(nil)
 	switch {
 	case errors.As(err, &tooLarge):
 		p.refuse(w, c.Request, http.StatusRequestEntityTooLarge, metav1.StatusReasonRequestEntityTooLarge, fmt.Sprintf("the body has more than %d bytes", tooLarge.Limit))
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		p.refuse(w, c.Request, http.StatusRequestTimeout, metav1.StatusReasonTimeout, fmt.Sprintf("the body did not come within %s", questionWithin))
+		p.refuse(w, c.Request, http.StatusRequestTimeout, metav1.StatusReasonTimeout, fmt.Sprintf("the body did not arrive within %s", questionWithin))
 	default:
-		panic(http.ErrAbortHandler) // the client has gone
+		panic(http.ErrAbortHandler) // the client has disconnected
 	}
 }
 
-// question is the body of a request that isRepeatable. It goes to the cloud as it comes, before anybody
-// knows whether the cloud accepts its sender, so nothing of it is kept but a sum, and a little of a request for a token.
+// question is the body of an isRepeatable request. It is forwarded to the cloud while it is read, before it is
+// known whether the cloud accepts the caller. So only a hash of it is stored, and the first bytes of a
+// TokenRequest.
 type question struct {
 	cancel context.CancelCauseFunc // of the request
-	over   func()                  // the time for the body does not count any more
+	over   func()                  // removes the deadline for the body
 
 	mu    sync.Mutex
 	from  io.Reader
 	sum   hash.Hash
-	first []byte // up to maxTokenRequest, of a request for a token
-	most  int    // of first
-	err   error  // of the last read; io.EOF at the end
-	ended bool   // for the cloud
+	first []byte // the first maxTokenRequest bytes of a TokenRequest
+	most  int    // the size limit of first
+	err   error  // the error of the last read; io.EOF at the end
+	ended bool   // the cloud cannot read it any more
 }
 
-// question lets a request send its body as a question. Call done when it is answered.
+// question makes the body of a request a question. Call done when the request is answered.
 func (p *Proxy) question(w http.ResponseWriter, c *call) (q *question, done func()) {
 	ctx, cancel := context.WithCancelCause(c.Context())
 	controller := http.NewResponseController(w)
@@ -220,33 +220,33 @@ func (q *question) readLocked(b []byte) (int, error) {
 		return 0, q.err
 	}
 	n, err := q.from.Read(b)
-	_, _ = q.sum.Write(b[:n]) // it never fails
+	_, _ = q.sum.Write(b[:n]) // never fails
 	q.first = append(q.first, b[:min(n, q.most-len(q.first))]...)
 	q.err = err
 	switch {
 	case errors.Is(err, io.EOF):
 		q.over()
 	case err != nil:
-		q.cancel(err) // that the client fails is no evidence against the cloud
+		q.cancel(err) // the failure of the client is not evidence of an outage
 	}
 	return n, err
 }
 
-// end ends the sending: the body is not read any more after the request.
+// end ends the sending: the body is not read after the request has ended.
 func (q *question) end() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.ended = true
 }
 
-// text returns the body of a request for a token, or its first part.
+// text returns the first bytes of the body of a TokenRequest.
 func (q *question) text() []byte {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.first
 }
 
-// failure returns why the body could not be read; nil if that did not fail.
+// failure returns why the body could not be read; nil if there was no failure.
 func (q *question) failure() error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -256,7 +256,8 @@ func (q *question) failure() error {
 	return q.err
 }
 
-// key is that of the scope of the request. What the cloud has not read of the body is read.
+// key returns the key of the scope of the request. It first reads the rest of the body that the cloud has not
+// read.
 func (q *question) key(c *call) (string, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

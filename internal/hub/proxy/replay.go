@@ -21,33 +21,33 @@ import (
 )
 
 const (
-	// replayWithin bounds the wait for an answer to a write that is sent again.
+	// replayWithin is the timeout for sending a journaled write.
 	replayWithin = 15 * time.Second
-	// replayAgain is the time between two attempts to send what could not be sent. It doubles up to
-	// maxReplayAgain.
+	// replayAgain is the time until a failed write is sent again. It doubles up to maxReplayAgain.
 	replayAgain, maxReplayAgain = time.Second, 30 * time.Second
-	// maxBusy is the longest pause while the API server takes no requests: the Lease waits for it, too.
+	// maxBusy is the longest pause while the API server accepts no requests: the Lease waits during this pause,
+	// too.
 	maxBusy = 5 * time.Second
-	// silentAfter is how long after the last sign of life of the kubelet it counts as silent. From then on
-	// the hub does nothing by which the node looks alive.
+	// silentAfter is the time after its last write after which the kubelet counts as silent. From then on the
+	// hub sends nothing that makes the node look alive.
 	silentAfter = 40 * time.Second
-	// maxRefusal bounds what is read of the reason of a refusal, in bytes.
+	// maxRefusal is how many bytes are read of the body of an error response.
 	maxRefusal = 16 << 10
-	// forbiddenWithin is how long a write that is forbidden is sent again: an API server that starts has
-	// not read what it will allow.
+	// forbiddenWithin is how long a write that gets 403 is retried: an API server that is starting has not
+	// loaded its authorization rules.
 	forbiddenWithin = 5 * time.Minute
-	// leaseAttempts bounds the attempts to update a Lease that others change at the same time.
+	// leaseAttempts is the number of attempts to update a Lease when updates conflict.
 	leaseAttempts = 3
 )
 
-// replay is what the sending of kept writes knows of the kubelet.
+// replay is the state of sending journaled writes.
 type replay struct {
 	mu    sync.Mutex
-	heard time.Time // when the kubelet last wrote its Lease or a status, or tried
+	heard time.Time // when the kubelet last sent a write of its Lease or a status
 	wake  chan struct{}
 }
 
-// hear notes a sign of life of the kubelet. What waits for one is sent.
+// hear records that the kubelet is alive, and sends writes that were waiting for this.
 func (r *replay) hear(at time.Time) {
 	r.mu.Lock()
 	r.heard = at
@@ -78,22 +78,23 @@ func (r *replay) signal() chan struct{} {
 	return r.wake
 }
 
-// Replay sends what the journal keeps as the node while the cloud is reachable, until ctx is done: the
-// Lease first, then statuses in their order, then events in theirs. When the cloud is back the Lease is sent
-// at once, so that the node looks dead no longer than it must, and the rest after a time by chance.
+// Replay sends the entries of the journal as the node while the cloud is reachable, until ctx is done: the
+// Lease first, then statuses in their order, then events in their order. When the cloud becomes reachable, the
+// Lease is sent at once, so that the node does not look dead for longer than necessary. The rest is sent after
+// a random delay.
 //
-// A write may be sent twice: if the answer is lost, and after a kill of the hub or a loss of power before
-// its removal is on disk. That does no harm. A patch of a status sets the same values again. An event is
-// sent by a PUT with its name, whole. A Lease is compared with that of the cloud first. Between the two,
-// a client may have written something newer, which only a loss of power makes possible: a write of the
-// same object is not sent past the journal while that has an entry of it. A kubelet compares what the
-// cloud has with what it wants, and then writes again.
+// A write may be sent twice: if its response is lost, or if the hub is killed or the power fails before the
+// removal of its entry is on disk. This does no harm. A patch of a status sets the same values again. An event
+// is sent whole, by a PUT with its name. A Lease is first compared with the Lease in the cloud. Only after a
+// power failure can a client have written something newer in between, because a write of an object is not
+// forwarded while the journal has an entry of that object. In that case the kubelet compares the status in the
+// cloud with its own, and writes again.
 func (p *Proxy) Replay(ctx context.Context) {
 	if p.Journal == nil {
 		return
 	}
 	later := map[string]retry{}
-	var restAt time.Time // when others than the Lease may be sent
+	var restAt time.Time // when entries other than the Lease may be sent
 	for pause := replayAgain; ; {
 		if p.Journal.Await(ctx) != nil {
 			return
@@ -107,7 +108,7 @@ func (p *Proxy) Replay(ctx context.Context) {
 		}
 		sent, busy := p.replayAll(ctx, later, restAt)
 		if sent > 0 {
-			p.Log.Info("Kept writes were sent to the cloud", "sent", sent, "waiting", p.Journal.Summary().Waiting)
+			p.Log.Info("Sent journaled writes to the cloud", "sent", sent, "waiting", p.Journal.Summary().Waiting)
 		}
 		wake, wait := p.replay.signal(), maxReplayAgain
 		if rest := time.Until(restAt); rest > 0 {
@@ -120,7 +121,7 @@ func (p *Proxy) Replay(ctx context.Context) {
 			}
 			wait = min(wait, max(0, time.Until(r.at)))
 		}
-		if busy { // again in its own time, however much is written meanwhile
+		if busy { // wait the full pause, even if entries are added meanwhile
 			wake, wait = nil, pause
 			pause = min(2*pause, maxBusy)
 		} else {
@@ -138,32 +139,31 @@ func (p *Proxy) Replay(ctx context.Context) {
 	}
 }
 
-// retry is when a write of an object that could not be sent is sent again, the pause before that, and since
-// when it is forbidden; zero if it is not.
+// retry is when the write of an object is sent again, the last pause, and since when it gets 403; zero if it
+// does not.
 type retry struct {
 	at        time.Time
 	pause     time.Duration
 	forbidden time.Time
 }
 
-// errRefused is the error of a write that the API server refuses, and will always refuse, or that the hub
-// cannot send.
-var errRefused = errors.New("the API server refuses it")
+// errRefused is the error of a write that the API server refuses permanently, or that the hub cannot send.
+var errRefused = errors.New("the API server refuses the write")
 
-// errForbidden is the error of a write that the API server forbids at the moment.
-var errForbidden = errors.New("the API server forbids it")
+// errForbidden is the error of a write that gets 403.
+var errForbidden = errors.New("the API server forbids the write")
 
-// errOutdated is the error of a Lease that is not to be sent any more.
-var errOutdated = errors.New("it is outdated")
+// errOutdated is the error of a Lease that must not be sent any more.
+var errOutdated = errors.New("the Lease is outdated")
 
-// errBusy is the error of a write whose API server wants no further requests at the moment.
+// errBusy is the error of a write that gets 429.
 var errBusy = errors.New("the API server is busy")
 
-// ranks are the kinds of entries in the order in which they are sent. A Lease that waits behind a
-// thousand events on a slow link would make the node look dead.
+// ranks are the kinds of entries in the order of sending. A Lease that waits behind a thousand events on a slow
+// link would make the node look dead.
 var ranks = []journal.Kind{journal.Lease, journal.Status, journal.Event}
 
-// nextEntry returns the entry that is to be sent next, except those of objects that wait.
+// nextEntry returns the next entry to send, except entries of waiting objects.
 func (p *Proxy) nextEntry(waits map[string]bool) (next journal.Entry, found bool) {
 	rank := len(ranks)
 	p.Journal.Each(func(e *journal.Entry) {
@@ -174,9 +174,9 @@ func (p *Proxy) nextEntry(waits map[string]bool) (next journal.Entry, found bool
 	return next, found
 }
 
-// replayAll sends what it can. An object whose entry cannot be sent at the moment keeps its later ones
-// too, and does not hold up those of others: later has when it is tried again. What is added meanwhile is
-// sent too. Others than the Lease are sent from restAt on. busy means that nothing can be sent at the moment.
+// replayAll sends all entries that it can, including those that are added meanwhile. If an entry fails, later
+// entries of its object wait too, but other objects do not; later has the time of the next attempt. Entries
+// other than the Lease are sent from restAt on. busy means that nothing can be sent at the moment.
 func (p *Proxy) replayAll(ctx context.Context, later map[string]retry, restAt time.Time) (sent int, busy bool) {
 	waits := map[string]bool{}
 	for object, r := range later {
@@ -192,13 +192,14 @@ func (p *Proxy) replayAll(ctx context.Context, later map[string]retry, restAt ti
 			continue
 		}
 		if e.Kind == journal.Status && p.replay.isSilent() {
-			// The node and its pods would look alive, at least until the control plane notices again.
+			// Otherwise the node and its pods would look alive, until the control plane detects again that they
+			// are not.
 			waits[e.Object] = true
 			continue
 		}
 		var err error
-		if caught := p.Panics.Do("sending a kept write", func() error { err = p.replayOne(ctx, &e); return nil }); caught != nil {
-			err = fmt.Errorf("%w: %w", errRefused, caught) // the next attempt would be no better, and later writes would wait
+		if caught := p.Panics.Do("sending a journaled write", func() error { err = p.replayOne(ctx, &e); return nil }); caught != nil {
+			err = fmt.Errorf("%w: %w", errRefused, caught) // a retry would panic again and delay later writes
 		}
 		r := later[e.Object]
 		switch {
@@ -215,13 +216,13 @@ func (p *Proxy) replayAll(ctx context.Context, later map[string]retry, restAt ti
 			delete(later, e.Object)
 			sent++
 		case errors.Is(err, errRefused):
-			p.Log.Info("A kept write is dropped, because the API server refuses it", "object", e.Object, "written", e.At, "reason", err.Error())
+			p.Log.Info("Dropping a journaled write that the API server refuses", "object", e.Object, "written", e.At, "reason", err.Error())
 			p.Journal.Done(e.Seq, journal.Refused)
 		case errors.Is(err, errOutdated):
-			p.Log.V(2).Info("A kept Lease is dropped", "written", e.At, "reason", err.Error())
+			p.Log.V(2).Info("Dropping a journaled Lease", "written", e.At, "reason", err.Error())
 			p.Journal.Done(e.Seq, journal.Outdated)
 		default:
-			p.Log.V(2).Info("A kept write could not be sent", "object", e.Object, "error", err.Error())
+			p.Log.V(2).Info("Sending a journaled write failed", "object", e.Object, "error", err.Error())
 			r.pause = min(max(replayAgain, 2*r.pause), maxReplayAgain)
 			r.at = time.Now().Add(r.pause)
 			later[e.Object], waits[e.Object] = r, true
@@ -255,7 +256,7 @@ func (p *Proxy) sendEntry(ctx context.Context, e *journal.Entry, method, target 
 		r.Header.Set("Content-Type", e.ContentType)
 	}
 	r.Header.Set("Accept", wire.JSON.ContentType())
-	r.Header.Set("User-Agent", e.UserAgent) // the API server names the owner of the fields by it
+	r.Header.Set("User-Agent", e.UserAgent) // the API server uses it as the field manager
 	response, err := p.Cloud.RoundTrip(r, true)
 	if err != nil {
 		return 0, nil, err
@@ -269,7 +270,7 @@ func (p *Proxy) sendEntry(ctx context.Context, e *journal.Entry, method, target 
 	return response.StatusCode, answer, err
 }
 
-// errorOf returns nil if an answer is success, and else whether it is one for good.
+// errorOf returns nil if a response is a success, otherwise an error that shows whether it is permanent.
 func errorOf(code int, answer []byte) error {
 	switch {
 	case code/100 == 2:
@@ -277,7 +278,7 @@ func errorOf(code int, answer []byte) error {
 	case code == http.StatusTooManyRequests:
 		return errBusy
 	case code/100 != 4, code == http.StatusUnauthorized, code == http.StatusRequestTimeout: // a certificate can be renewed
-		return fmt.Errorf("the API server answers %d", code)
+		return fmt.Errorf("the API server returned %d", code)
 	}
 	message := "no reason"
 	if status, err := wire.JSON.DecodeStatus(answer); err == nil {
@@ -287,13 +288,13 @@ func errorOf(code int, answer []byte) error {
 	if code == http.StatusForbidden {
 		is = errForbidden
 	}
-	return fmt.Errorf("%w with %d: %s", is, code, message)
+	return fmt.Errorf("%w (%d): %s", is, code, message)
 }
 
-// replayLease renews the node's Lease in the cloud with the last renewal of the kubelet. The node must
-// not look alive for longer than it was: the control plane counts from when a renewal arrives, not from
-// when it was made. So a renewal that has expired is dropped; a kubelet that lives makes the next one.
-// The Lease of the cloud never goes back.
+// replayLease updates the node's Lease in the cloud with the last renewal of the kubelet. The node must not
+// look alive for longer than it was: the control plane counts from the arrival of a renewal, not from the time
+// in it. So an expired renewal is dropped; a running kubelet will write the next one. The Lease in the cloud
+// never goes back.
 func (p *Proxy) replayLease(ctx context.Context, e *journal.Entry) error {
 	var kept coordinationv1.Lease
 	if err := json.Unmarshal(e.Body, &kept); err != nil || kept.Spec.RenewTime == nil || kept.Spec.LeaseDurationSeconds == nil {
@@ -338,5 +339,5 @@ func (p *Proxy) replayLease(ctx context.Context, e *journal.Entry) error {
 			return errorOf(code, answer)
 		}
 	}
-	return errors.New("others change the Lease at the same time")
+	return errors.New("the Lease is changed concurrently by other clients")
 }

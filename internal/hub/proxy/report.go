@@ -11,9 +11,9 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/journal"
 )
 
-// Report returns what the node has written while the cloud is away: its last heartbeat, and the statuses of the pods that
-// the cloud does not have, of those in the last call of Items. It returns nil if the kubelet is silent, or nothing of it
-// is kept: the hub never makes a node look alive.
+// Report returns what the node has written while offline: its last heartbeat, and the statuses of pods that the
+// cloud does not have yet, for pods in the last call of Items. It returns nil if the kubelet has stopped
+// writing, or if the journal has no Lease: the hub never makes a node look alive.
 func (i *Inventory) Report() (*governance.Report, *governance.Statuses) {
 	p := i.proxy
 	if p.Journal == nil || p.replay.isSilent() {
@@ -31,7 +31,7 @@ func (i *Inventory) Report() (*governance.Report, *governance.Statuses) {
 	return &governance.Report{Renewed: *lease.Spec.RenewTime, Digest: statuses.Digest()}, statuses
 }
 
-// statuses returns those of the pods of which writes are kept, in the order of the first of these writes.
+// statuses returns the statuses of pods with journaled writes, in the order of the first write of each.
 func (i *Inventory) statuses() *governance.Statuses {
 	statuses, has := &governance.Statuses{}, map[string]bool{}
 	i.proxy.Journal.Each(func(e *journal.Entry) {
@@ -59,7 +59,8 @@ func podOf(path string) (ref governance.Ref, is bool) {
 	return governance.Ref{Resource: "pods", Namespace: namespace, Name: name}, is && has
 }
 
-// complete adds the UID and the status of a pod as the node wants it. It returns false if that is not known.
+// complete adds the UID and the status that the node has written for a pod. It returns false if they are not
+// known.
 func (i *Inventory) complete(status *governance.PodStatus) bool {
 	ref := governance.Ref{Resource: "pods", Namespace: status.Namespace, Name: status.Name}
 	key, has := i.at[ref]
@@ -77,7 +78,7 @@ func (i *Inventory) complete(status *governance.PodStatus) bool {
 	entries := i.proxy.Journal.Of(pathOf(ref.Namespace, ref.Name))
 	for n := range entries {
 		if uid := uidIn(&entries[n]); uid != "" && uid != string(pod.GetUID()) {
-			return false // they are of an earlier pod of this name
+			return false // the writes are for an earlier pod with this name
 		}
 	}
 	after, err := withEntries(pod, podKind, entries)

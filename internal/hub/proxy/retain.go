@@ -20,39 +20,40 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/request"
 )
 
-// RetainEvery is how often Retain is to be called.
+// RetainEvery is the time between two calls of Retain.
 const RetainEvery = 10 * time.Minute
 
-// Retain removes what is kept for the node of pods that are gone: the pods themselves, their tokens, and the
-// Secrets, ConfigMaps and volumes that no pod of the node names any more. All else that the node reads stays. What
-// was used in the last RetainEvery stays, too: a pod's start reads it before or after the list has the pod.
+// Retain removes cached objects of pods that do not exist any more from the scopes of the node: the pods
+// themselves, their tokens, and Secrets, ConfigMaps and volumes that no pod of the node uses. Everything else
+// that the node reads stays. Scopes that were used in the last RetainEvery stay too, because a pod that is
+// starting may not be in the list yet.
 func (p *Proxy) Retain() {
-	err := p.Panics.Do("removing what pods had that are gone", func() error { return p.retain(time.Now().Add(-RetainEvery)) })
+	err := p.Panics.Do("removing objects of deleted pods", func() error { return p.retain(time.Now().Add(-RetainEvery)) })
 	if err != nil {
-		p.Log.V(2).Info("What pods had that are gone is not removed", "error", err.Error())
+		p.Log.V(2).Info("Removing cached objects of deleted pods failed", "error", err.Error())
 	}
 }
 
-// naming are the kinds of what is kept because of pods and of which the content tells what is needed, and ofPods
-// all of these kinds. Each one names what comes after it.
+// ofPods are the resources that are cached because of pods. naming are those whose content decides what is
+// needed. Each resource may refer to the ones after it.
 var (
 	naming = []string{"persistentvolumeclaims", "persistentvolumes", "volumeattachments", "serviceaccounts"}
 	ofPods = append(naming, "secrets", "configmaps", "pods", "resourceclaims")
 )
 
-// needs are what the pods of a node need.
+// needs are the objects that the pods of a node need.
 type needs struct {
 	pods sets.Set[types.UID]
-	// namespaced are the texts in a namespace's objects that are needed, as namespace/text, and anywhere those in
-	// volumes.
+	// namespaced are the strings in the objects of a namespace, as namespace/string, and anywhere the strings
+	// in volumes. An object is needed if its name is among them.
 	namespaced, anywhere sets.Set[string]
 }
 
-// retain is Retain for what was last used before a time.
+// retain is Retain for scopes that were last used before the given time.
 func (p *Proxy) retain(before time.Time) error {
 	n := &needs{pods: sets.New[types.UID](), namespaced: sets.New[string](), anywhere: sets.New[string]()}
 	kept := map[string][]cache.Scope{}
-	var list cache.Scope // the newest one, in whatever form
+	var list cache.Scope // the newest one, in any representation
 	for _, s := range p.Cache.Scopes() {
 		if !isOfNode(s.Key) {
 			continue
@@ -71,7 +72,7 @@ func (p *Proxy) retain(before time.Time) error {
 		return nil
 	}
 	if list.Stale != nil && !errors.Is(list.Stale, cache.ErrReopened) {
-		return list.Stale // there may be later pods
+		return list.Stale // the cache may lack later pods
 	}
 	h, pods, err := p.keptObjects(list.Key)
 	if err != nil || h.List == nil {
@@ -102,14 +103,14 @@ func (p *Proxy) retain(before time.Time) error {
 	return nil
 }
 
-// podsOfNode begins the keys of the lists of all pods of the node.
+// podsOfNode returns the key prefix of the lists of all pods of the node.
 func (p *Proxy) podsOfNode() string {
 	selector := url.Values{"fieldSelector": {"spec.nodeName=" + p.Recognizer.NodeName}}
 	return identity.OfNode().Name + "\n/api/v1/pods\n" + selector.Encode() + "\n"
 }
 
-// readBy returns what is read by the requests of a scope of the node, and the name of the only object that they
-// read; "" if they read a collection or a document.
+// readBy returns the request of a scope of the node, and the name of the only object that it reads; "" if it
+// reads a collection or a document.
 func readBy(key string) (what request.Request, name string) {
 	parts := append(strings.SplitN(key, "\n", 4), "", "", "")
 	path, query := parts[1], parts[2]
@@ -120,14 +121,15 @@ func readBy(key string) (what request.Request, name string) {
 	if what.Name != "" {
 		return what, what.Name
 	}
-	values, _ := url.ParseQuery(query) // it was made by Encode
+	values, _ := url.ParseQuery(query) // always valid, because Encode created it
 	if selected, is := strings.CutPrefix(values.Get("fieldSelector"), "metadata.name="); is && !strings.Contains(selected, ",") {
 		name = selected
 	}
 	return what, name
 }
 
-// need reports whether a pod needs what is read by a name. Objects that are not of pods are always needed.
+// need reports whether the object with a name is needed by a pod. Objects that do not belong to pods are always
+// needed.
 func (n *needs) need(what *request.Request, name string, objects []runtime.Object) bool {
 	inNamespace := n.namespaced.Has(what.Namespace + "/" + name)
 	switch what.Resource {
@@ -142,7 +144,7 @@ func (n *needs) need(what *request.Request, name string, objects []runtime.Objec
 	}
 }
 
-// isOfOthers reports whether an object is of a pod or a volume that the node does not have any more.
+// isOfOthers reports whether an object belongs to a pod or a volume that the node does not have any more.
 func (n *needs) isOfOthers(object runtime.Object) bool {
 	switch o := object.(type) {
 	case *authenticationv1.TokenRequest:
@@ -156,7 +158,7 @@ func (n *needs) isOfOthers(object runtime.Object) bool {
 	}
 }
 
-// add adds what an object names. It may name nothing.
+// add adds the names in an object, if its kind can refer to others.
 func (n *needs) add(object runtime.Object) {
 	switch o := object.(type) {
 	case *corev1.Pod:
@@ -175,11 +177,11 @@ func (n *needs) add(object runtime.Object) {
 	}
 }
 
-// texts calls add with each text in the fields of an object.
+// texts calls add with each string in the fields of an object.
 func texts(object runtime.Object, add func(string)) {
 	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
 	if err != nil {
-		return // of no object that was read from text
+		return // never for a decoded object
 	}
 	var walk func(any)
 	walk = func(value any) {
@@ -199,7 +201,7 @@ func texts(object runtime.Object, add func(string)) {
 	walk(fields)
 }
 
-// keptObjects returns the head and the objects of a scope; no object for an answer that there is none.
+// keptObjects returns the head and the objects of a scope; no objects if the cached answer is 404.
 func (p *Proxy) keptObjects(key string) (h *head, objects []runtime.Object, err error) {
 	view, err := p.Cache.Peek(key)
 	if err != nil {

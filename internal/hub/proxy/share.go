@@ -8,21 +8,22 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
 )
 
-// Bounds on what is kept for one identity, so that nobody takes the place of the node's answers, nor of those
-// to the clients of Services.
+// Limits for one identity in the cache, so that it does not displace the cached answers of the node or of the
+// clients of Services.
 const (
-	// ofClient and ofOthers are the parts of the cache's size that each client of Services, and each other
-	// identity, may take. What belongs to the pool is another identity's.
+	// ofClient and ofOthers are the divisors of the cache's size for each client of Services, and for each
+	// other identity. The objects of the pool count as another identity.
 	ofClient, ofOthers = 2, 4
-	// maxOthers bounds the scopes of each other identity.
+	// maxOthers is the most scopes of each other identity.
 	maxOthers = 256
-	// maxReviews bounds the reviews of tokens and rights that the node has asked for: for anybody who asks the
-	// kubelet something.
+	// maxReviews is the most reviews of tokens and permissions by the node: the kubelet requests one for every
+	// client that sends it a request.
 	maxReviews = 500
 )
 
-// Shares returns which part of a cache of maxBytes is whose. What the node reads gives way last, and before that what
-// the clients of Services read, which are users, and what the hub reads of the pool while it leads.
+// Shares returns the shares of a cache of maxBytes. Scopes of the node are removed last. Before them come the
+// scopes of clients of Services (user names), and of the pool while the hub leads; scopes of all others are
+// removed first.
 func Shares(maxBytes int64, clients []string) func(key string) cache.Share {
 	return func(key string) cache.Share {
 		name, scope, _ := strings.Cut(key, "\n")

@@ -12,9 +12,9 @@ import (
 
 var podKind = corev1.SchemeGroupVersion.WithKind("Pod")
 
-// shown returns a pod as the node reads it while something of the pod is kept: if the kubelet has told of its end,
-// the pod has ended, although the cloud does not know it yet. A kubelet that starts would run it again otherwise.
-// path is that of the pod.
+// shown returns a pod as the node reads it while the journal has writes of the pod: if the kubelet has written
+// that the pod has ended, shown returns the ended pod, although the cloud does not know it yet. Otherwise a
+// kubelet that restarts would run the pod again. path is the path of the pod.
 func (p *Proxy) shown(object typed, path string) typed {
 	pod, is := object.(*corev1.Pod)
 	if !is || p.Journal == nil {
@@ -23,7 +23,7 @@ func (p *Proxy) shown(object typed, path string) typed {
 	entries := p.Journal.Of(path)
 	for i := range entries {
 		if uid := uidIn(&entries[i]); uid != "" && uid != string(pod.UID) {
-			return object // they are of an earlier pod of this name
+			return object // the writes are for an earlier pod with this name
 		}
 	}
 	after, err := withEntries(pod, podKind, entries)
@@ -33,7 +33,7 @@ func (p *Proxy) shown(object typed, path string) typed {
 	return object
 }
 
-// uidIn returns the UID of the pod whose status an entry writes; "" if it does not say it.
+// uidIn returns the UID of the pod whose status an entry writes; "" if the entry does not contain it.
 func uidIn(e *journal.Entry) string {
 	if e.Method == http.MethodPut {
 		pod, err := decode(e.ContentType, e.Body, podKind)
@@ -54,17 +54,17 @@ func pathOf(namespace, name string) string {
 	return "/api/v1/namespaces/" + namespace + "/pods/" + name
 }
 
-// keepsOf reports whether writes of an object are kept.
+// keepsOf reports whether the journal has writes of an object.
 func (p *Proxy) keepsOf(path string) bool { return p.Journal != nil && len(p.Journal.Of(path)) > 0 }
 
-// shownText is shown for a pod in a form. It returns nil if the pod is shown as it is.
+// shownText is shown for an encoded pod. It returns nil if shown does not change the pod.
 func (p *Proxy) shownText(format wire.Format, text []byte, path string) []byte {
 	if !p.keepsOf(path) {
 		return nil
 	}
 	pod, err := decode(format.ContentType(), text, podKind)
 	if err != nil {
-		return nil // it is its metadata only
+		return nil // it may have only metadata
 	}
 	shown := p.shown(pod, path)
 	if shown == pod {
@@ -77,7 +77,7 @@ func (p *Proxy) shownText(format wire.Format, text []byte, path string) []byte {
 	return text
 }
 
-// keepsOfPod is keepsOf for a pod. Most of the time nothing is kept, and a list has many pods.
+// keepsOfPod is keepsOf for a pod. It is fast if the journal is empty, because a list has many pods.
 func (p *Proxy) keepsOfPod(namespace, name string) bool {
 	return p.Journal != nil && p.Journal.Len() > 0 && p.keepsOf(pathOf(namespace, name))
 }
@@ -101,7 +101,7 @@ func (p *Proxy) shownItem(list *wire.Header, item []byte, path string) []byte {
 	return item
 }
 
-// shownItems returns the items of a kept list that are not shown as they are, by their place in it.
+// shownItems returns the items of a cached list that shown changes, by their index.
 func (p *Proxy) shownItems(c *call, view *cache.View, list *wire.Header) (shown map[int][]byte) {
 	if !c.isGated() || p.Journal == nil {
 		return nil
@@ -113,7 +113,7 @@ func (p *Proxy) shownItems(c *call, view *cache.View, list *wire.Header) (shown 
 		}
 		item, err := view.Value(i, nil)
 		if err != nil {
-			continue // whoever reads the list finds it, too
+			continue // reading the list returns the same error
 		}
 		if item = p.shownItem(list, item, path); item != nil {
 			if shown == nil {

@@ -116,7 +116,7 @@ func post(t *testing.T, hub *httptest.Server, path string) int {
 		return 0
 	}
 	defer response.Body.Close()
-	if text, _ := io.ReadAll(response.Body); response.StatusCode == http.StatusRequestTimeout && !strings.Contains(string(text), "the body did not come within") {
+	if text, _ := io.ReadAll(response.Body); response.StatusCode == http.StatusRequestTimeout && !strings.Contains(string(text), "the body did not arrive within") {
 		t.Errorf("the answer is %s", text)
 	}
 	return response.StatusCode

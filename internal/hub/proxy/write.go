@@ -23,30 +23,30 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// Kept is the header of the answer to a write that was not sent to the cloud yet: when it was kept.
+// Kept is the header of the response to a journaled write: the time of the write.
 const Kept = "Atoll-Kept"
 
 const (
-	// maxWrite bounds the body of a write that is kept, and maxTarget its path and query, in bytes.
+	// maxWrite is the size limit for the body of a journaled write, and maxTarget for its path and query, in
+	// bytes.
 	maxWrite, maxTarget = 1 << 20, 2 << 10
-	// keepWithin bounds how long a write waits for the disk.
+	// keepWithin is how long a write waits for the disk.
 	keepWithin = 5 * time.Second
-	// maxUserAgent bounds what is kept of the name of a program, in bytes.
+	// maxUserAgent is how many bytes of the user agent are stored.
 	maxUserAgent = 256
 )
 
-// ownWrite is a write of the node that says how the node itself is. Such writes are kept while the
-// cloud is away.
+// ownWrite is a write of the node about itself. Such writes are journaled while offline.
 type ownWrite struct {
 	kind journal.Kind
 	gvk  schema.GroupVersionKind
-	// collections are the paths of the lists that may have the object, and object is its own path; "" for
-	// an object that is created, and has its name in the body.
+	// collections are the paths of the lists that may contain the object, and object is its own path; "" for an
+	// object that is created with the name in the body.
 	collections []string
 	object      string
 }
 
-// ownWriteOf returns what a request writes if it is one that may be kept, else nil.
+// ownWriteOf returns the ownWrite of a request; nil if the request must not be journaled.
 func (p *Proxy) ownWriteOf(c *call) *ownWrite {
 	q := &c.what
 	if p.Journal == nil || !c.caller.IsNode || q.Version != "v1" || c.URL.Query().Has("dryRun") || len(c.URL.RequestURI()) > maxTarget {
@@ -75,7 +75,7 @@ func (p *Proxy) ownWriteOf(c *call) *ownWrite {
 		if !changesOwn {
 			return nil
 		}
-	case "/pods": // whether it is one of the node, its object tells
+	case "/pods": // statusAfter checks that the pod is on this node
 		o.kind, o.gvk, subresource = journal.Status, corev1.SchemeGroupVersion.WithKind("Pod"), "/status"
 		if !changes || q.Namespace == "" {
 			return nil
@@ -93,19 +93,19 @@ func (p *Proxy) ownWriteOf(c *call) *ownWrite {
 		o.object = collection + "/" + q.Name
 		path = o.object + subresource
 	}
-	if c.URL.Path != path { // a form of the path that an API server may read in another way
+	if c.URL.Path != path { // an API server may parse such a path differently
 		return nil
 	}
 	o.collections = []string{all, collection}
 	return o
 }
 
-// write answers a write that may be kept. While something is kept of its object, it is kept too, also
-// if the cloud is reachable: what is sent is sent in its order, and nothing old comes after it.
+// write answers a write that may be journaled. While the journal has entries of its object, it is journaled
+// even if the cloud is reachable: so writes of an object reach the cloud in their order.
 func (p *Proxy) write(w http.ResponseWriter, c *call, o *ownWrite) {
 	body, err := io.ReadAll(io.LimitReader(c.Body, maxWrite+1))
 	if err != nil {
-		panic(http.ErrAbortHandler) // the client has gone
+		panic(http.ErrAbortHandler) // the client has disconnected
 	}
 	if len(body) > maxWrite {
 		c.Body = io.NopCloser(io.MultiReader(bytes.NewReader(body), c.Body))
@@ -154,8 +154,8 @@ func nameIn(contentType string, body []byte) (string, error) {
 	return m.Name, err
 }
 
-// conflict is the error of a write that an API server would refuse, because the object is another one
-// than the client means.
+// conflict is the error of a write that an API server would refuse, because the object differs from the one
+// that the client means.
 type conflict struct {
 	reason  metav1.StatusReason
 	message string
@@ -164,22 +164,22 @@ type conflict struct {
 // Error implements error.
 func (e *conflict) Error() string { return e.message }
 
-// keepWrite keeps a write, and answers as the API server would: with the object as it will be. reason is
-// why the write is not sent.
+// keepWrite journals a write, and answers like the API server: with the changed object. reason is why the write
+// is not forwarded.
 func (p *Proxy) keepWrite(w http.ResponseWriter, c *call, o *ownWrite, body []byte, reason error) {
 	at := time.Now().Round(0)
 	answer, format, err := p.tryKeep(c, o, body, at)
 	refusal := (*conflict)(nil)
 	switch {
 	case err != nil && c.Context().Err() != nil:
-		panic(http.ErrAbortHandler) // the client has gone
+		panic(http.ErrAbortHandler) // the client has disconnected
 	case errors.As(err, &refusal):
 		p.refuse(w, c.Request, http.StatusConflict, refusal.reason, refusal.message)
 		return
 	case err != nil:
-		p.Log.V(2).Info("A write is not kept", "path", c.URL.Path, "error", err.Error())
+		p.Log.V(2).Info("Journaling a write failed", "path", c.URL.Path, "error", err.Error())
 		p.refuse(w, c.Request, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable,
-			fmt.Sprintf("the node's hub does not send this write (%v), and cannot keep it: %v", reason, err))
+			fmt.Sprintf("the hub does not forward this write (%v), and cannot journal it: %v", reason, err))
 		return
 	}
 	p.metrics.request(request.Write, fromJournal)
@@ -194,7 +194,7 @@ func (p *Proxy) keepWrite(w http.ResponseWriter, c *call, o *ownWrite, body []by
 	_, _ = w.Write(answer)
 }
 
-// tryKeep keeps a write and returns the answer to it, in the form that the client wants.
+// tryKeep journals a write, and returns the response body and its format.
 func (p *Proxy) tryKeep(c *call, o *ownWrite, body []byte, at time.Time) ([]byte, wire.Format, error) {
 	format, err := accepted(c.Header)
 	if err != nil {
@@ -226,14 +226,14 @@ func (p *Proxy) tryKeep(c *call, o *ownWrite, body []byte, at time.Time) ([]byte
 	return answer, format, p.Journal.Keep(ctx, e)
 }
 
-// statusAfter completes the entry of a write of a status, and returns the object with it.
+// statusAfter completes the entry for a write of a status, and returns the object with this write applied.
 func (p *Proxy) statusAfter(c *call, o *ownWrite, e *journal.Entry) (typed, error) {
 	newest, read, err := p.known(c, o)
 	if err != nil {
 		return nil, err
 	}
 	if pod, is := newest.(*corev1.Pod); is && pod.Spec.NodeName != p.Recognizer.NodeName {
-		return nil, fmt.Errorf("the pod is not one of node %s", p.Recognizer.NodeName)
+		return nil, fmt.Errorf("the pod is not on node %s", p.Recognizer.NodeName)
 	}
 	e.Object = o.object
 	if c.Method == http.MethodPut {
@@ -251,7 +251,7 @@ func (p *Proxy) statusAfter(c *call, o *ownWrite, e *journal.Entry) (typed, erro
 			return nil, err
 		}
 		e.Extent = head.extentOf(e.ContentType, o.gvk)
-		shown := p.shown(read, o.object) // from which the kubelet has computed the difference
+		shown := p.shown(read, o.object) // the kubelet computed the difference from this version
 		older, isPod := shown.(*corev1.Pod)
 		if pod, is := newest.(*corev1.Pod); is && isPod && e.Extent == journal.Difference && older.UID == pod.UID && (shown != read || older.ResourceVersion != pod.ResourceVersion) {
 			if e.Body, err = rebased(older, pod, e.Body); err != nil {
@@ -266,10 +266,10 @@ func (p *Proxy) statusAfter(c *call, o *ownWrite, e *journal.Entry) (typed, erro
 	return withEntries(newest, o.gvk, entries)
 }
 
-// checkPatch returns what a patch says of itself, if it can be applied to an object.
+// checkPatch returns the head of a patch, if the patch can be applied to an object.
 func checkPatch(e *journal.Entry, object typed) (patchHead, error) {
 	if !isPatch(e.ContentType) {
-		return patchHead{}, fmt.Errorf("it does not apply patches of the type %q", e.ContentType)
+		return patchHead{}, fmt.Errorf("the hub does not apply patches of type %q", e.ContentType)
 	}
 	head, err := headOfPatch(e.Body)
 	if err != nil {
@@ -278,8 +278,8 @@ func checkPatch(e *journal.Entry, object typed) (patchHead, error) {
 	return head, checkIdentity(object.GetName(), head.Metadata.UID, head.Metadata.ResourceVersion, object)
 }
 
-// checkIdentity checks the preconditions of a write: that the object is the one that the client means,
-// and has the version that the client has read. The hub may know an older version than the client.
+// checkIdentity checks the preconditions of a write: the object and its version are those that the client has
+// read. The hub may have an older version than the client.
 func checkIdentity(name, uid, version string, object typed) error {
 	switch {
 	case name != object.GetName():
@@ -293,11 +293,12 @@ func checkIdentity(name, uid, version string, object typed) error {
 	}
 }
 
-// firstVersion is the resource version in the answer to the creation of a Lease that is kept. No object
-// has it, so the first update in the cloud conflicts, and the kubelet reads the Lease anew.
+// firstVersion is the resourceVersion in the response to a journaled creation of a Lease. No object in the
+// cloud has it, so the kubelet's first update there conflicts, and the kubelet reads the Lease again.
 const firstVersion = "1"
 
-// leaseAfter completes the entry of a write of the node's Lease, and returns the Lease with it.
+// leaseAfter completes the entry for a write of the node's Lease, and returns the Lease with this write
+// applied.
 func (p *Proxy) leaseAfter(c *call, o *ownWrite, e *journal.Entry) (typed, error) {
 	e.Object = o.collections[1] + "/" + p.Recognizer.NodeName
 	after, err := p.wholeAfter(c, o, e)
@@ -309,7 +310,7 @@ func (p *Proxy) leaseAfter(c *call, o *ownWrite, e *journal.Entry) (typed, error
 	case !is || lease.Spec.RenewTime == nil || lease.Spec.LeaseDurationSeconds == nil:
 		return nil, errors.New("the Lease has no renewTime or no leaseDurationSeconds")
 	case lease.Name != p.Recognizer.NodeName:
-		return nil, fmt.Errorf("the Lease %q is not that of the node", lease.Name)
+		return nil, fmt.Errorf("the Lease %q is not the Lease of this node", lease.Name)
 	case c.Method == http.MethodPost:
 		lease.ResourceVersion = firstVersion
 	}
@@ -319,7 +320,7 @@ func (p *Proxy) leaseAfter(c *call, o *ownWrite, e *journal.Entry) (typed, error
 	return lease, err
 }
 
-// wholeAfter returns a Lease or an event with a write of it.
+// wholeAfter returns a Lease or an event with a write applied.
 func (p *Proxy) wholeAfter(c *call, o *ownWrite, e *journal.Entry) (typed, error) {
 	if c.Method != http.MethodPatch {
 		return decode(e.ContentType, e.Body, o.gvk)
@@ -334,7 +335,7 @@ func (p *Proxy) wholeAfter(c *call, o *ownWrite, e *journal.Entry) (typed, error
 	return patched(known, o.gvk, e.ContentType, e.Body)
 }
 
-// eventAfter completes the entry of a write of an event, and returns the event with it.
+// eventAfter completes the entry for a write of an event, and returns the event with this write applied.
 func (p *Proxy) eventAfter(c *call, o *ownWrite, e *journal.Entry) (typed, error) {
 	after, err := p.wholeAfter(c, o, e)
 	if err != nil {
@@ -351,27 +352,27 @@ func (p *Proxy) eventAfter(c *call, o *ownWrite, e *journal.Entry) (typed, error
 	case name == "" || strings.Contains(name, "/"):
 		return nil, errors.New("the event has no name")
 	case c.what.Name != "" && c.what.Name != name || after.GetNamespace() != c.what.Namespace:
-		return nil, fmt.Errorf("the path is not that of the event %s/%s", after.GetNamespace(), name)
+		return nil, fmt.Errorf("the path does not match the event %s/%s", after.GetNamespace(), name)
 	case c.Method == http.MethodPost && after.GetResourceVersion() != "":
-		return nil, errors.New("an event that is created has no resourceVersion")
+		return nil, errors.New("an event to be created must not have a resourceVersion")
 	case c.Method == http.MethodPost && len(p.Journal.Of(o.collections[1]+"/"+name)) > 0:
 		return nil, &conflict{metav1.StatusReasonAlreadyExists, fmt.Sprintf("events %q already exists", name)}
 	case c.Method == http.MethodPost:
-		after.SetUID("") // the API server will give it one
+		after.SetUID("") // the API server will set it
 	}
 	e.Object = o.collections[1] + "/" + name
-	// A PUT of an event creates it if it is not there, or not any more, and does no harm if it is sent twice.
+	// A PUT of an event creates it if it does not exist, and does no harm if it is sent twice.
 	e.Method, e.Target, e.ContentType = http.MethodPut, e.Object, wire.JSON.ContentType()
 	e.Body, err = bodyOfEvent(after)
 	return after, err
 }
 
-// bodyOfEvent returns an event as it is sent. Only its writer changes an event, so there is no
+// bodyOfEvent returns the body of an event to send. Only its writer changes an event, so it needs no
 // precondition.
 func bodyOfEvent(event typed) ([]byte, error) {
 	sent, is := event.DeepCopyObject().(typed)
 	if !is {
-		return nil, errors.New("it is no event")
+		return nil, errors.New("not an event")
 	}
 	sent.SetUID("")
 	sent.SetResourceVersion("")
@@ -380,7 +381,7 @@ func bodyOfEvent(event typed) ([]byte, error) {
 	return json.Marshal(sent)
 }
 
-// generatedName makes a name as the API server does: k8s.io/apiserver/pkg/storage/names.
+// generatedName generates a name like the API server: k8s.io/apiserver/pkg/storage/names.
 func generatedName(base string) string {
 	const length, random = 63, 5
 	return base[:min(len(base), length-random)] + rand.String(random)
