@@ -100,7 +100,7 @@ func (p *Place) knows(r Reach) bool {
 	}
 }
 
-// has reports whether an endpoint is in a reach. A node without a pool or zone forms a pool or zone of its own.
+// has reports whether an endpoint is in a reach. A node without a pool (or zone) is alone in its pool (or zone).
 func (p *Place) has(r Reach, e *Endpoint) bool {
 	switch {
 	case !p.knows(r), r == Zone && e.ZoneUnknown:

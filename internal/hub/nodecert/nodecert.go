@@ -84,8 +84,8 @@ type Purpose struct {
 // Manager requests, stores and renews one certificate of the node. It is safe for concurrent use.
 type Manager struct {
 	o Options
-	// repeats is the number of attempts before the last one with the same outcome. wasWaiting is whether the
-	// request was waiting for approval at the last attempt. Only Run uses them, share and pending.
+	// repeats is how many attempts before the last one had the same outcome. wasWaiting is whether the request
+	// was waiting for approval at the last attempt. Only Run uses repeats, wasWaiting, share and pending.
 	repeats    int
 	wasWaiting bool
 	// share is the part of the lifetime of the current certificate after which it is renewed.

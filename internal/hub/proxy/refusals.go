@@ -11,7 +11,8 @@ import (
 // Removing them would protect little, because the node has already received them.
 const refusedFor = 5 * time.Minute
 
-// refusals has the time of the first 403, by scope; for callers other than the node, by object.
+// refusals has the time of the first 403, by scope, and by caller and path (see ofAnyForm). Proxy.changed uses the
+// same type for other times.
 type refusals struct {
 	mu    sync.Mutex
 	since map[string]time.Time
