@@ -567,7 +567,7 @@ func (r *rig) testGate() {
 		}
 		return err
 	})
-	r.status("held: pod default/gated", `the PropagationPolicy "spread", which it requires, is not bound`, "cloud Online", podsOfNode)
+	r.status("held: pod default/gated", `the pod requires the PropagationPolicy "spread", which is not bound`, "cloud Online", podsOfNode)
 	r.kubectl("label", "pod", "gated", gm.BindingPropagationPolicyLabel+"=spread")
 	watch.until("ADDED gated")
 	has("bound,", true)

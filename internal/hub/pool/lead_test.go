@@ -215,7 +215,7 @@ func TestPoolObjectsAreBounded(t *testing.T) {
 		if _, has := l.coordinator.ofPool[service("web", "").Ref]; has || len(l.coordinator.ofPool) != governance.MaxPoolItems {
 			t.Errorf("there are %d objects, with the last one: %t", len(l.coordinator.ofPool), has)
 		}
-		if err == nil || !strings.Contains(l.pool.Status().Reason, "takes the first 10000") {
+		if err == nil || !strings.Contains(l.pool.Status().Reason, "accepts only the first 10000") {
 			t.Errorf("the error is %v, and the status %+v", err, l.pool.Status())
 		}
 	})

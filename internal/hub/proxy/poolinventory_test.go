@@ -159,7 +159,7 @@ func TestUnreadablePoolObjectsGiveNoInventory(t *testing.T) {
 		says   string
 	}{
 		"refused":   {func(c *watchable) { c.refused = slicesPath }, "reading /apis/discovery.k8s.io/v1/endpointslices: the API server refuses the request"},
-		"too large": {func(c *watchable) { c.lists["/api/v1/services"] = named(strings.Repeat("x", 200<<10), "default") }, "the services cannot be kept"},
+		"too large": {func(c *watchable) { c.lists["/api/v1/services"] = named(strings.Repeat("x", 200<<10), "default") }, "the services cannot be cached"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
