@@ -43,9 +43,9 @@ var ErrNoCoordinator = errors.New("the pool has no coordinator")
 type Kubelet interface {
 	// Open sets whether requests are forwarded.
 	Open(is bool)
-	// Try returns why the kubelet refuses such requests; nil if it accepts them or is not running.
+	// Pass forwards a request. The caller has checked that it is allowed.
 	Pass(w http.ResponseWriter, r *http.Request)
-	// Try returns why the kubelet refuses such requests; nil if it does not, or is not there.
+	// Try returns why the kubelet refuses such requests; nil if it accepts them or is not running.
 	Try(ctx context.Context) error
 }
 

@@ -72,8 +72,8 @@ type Recognizer struct {
 	Now func() time.Time
 
 	mu sync.Mutex
-	// verified caches verified certificates with their validity, and by are the CAs that verified them:
-	// verifying a certificate takes as long as the rest of a small request.
+	// by are the CAs that verified the certificates in verified, which has their validity. This cache is needed
+	// because verifying a certificate takes as long as the rest of a small request.
 	by       *x509.CertPool
 	verified map[[sha256.Size]byte]validity
 }

@@ -39,8 +39,8 @@ const (
 	againAfter, maxAgain, afterRefusal = 2 * time.Second, 30 * time.Second, 10 * time.Minute
 	// answerWithin is how long to wait for a response.
 	answerWithin = 15 * time.Second
-	// A certificate is renewed after a random part of its lifetime, from renewFrom to renewFrom+renewSpread, so
-	// that the nodes of a cluster do not renew at the same time.
+	// renewFrom is the earliest part of its lifetime after which a certificate is renewed. A random part of up
+	// to renewSpread is added, so that the nodes of a cluster do not renew at the same time.
 	renewFrom, renewSpread = 0.7, 0.2
 )
 

@@ -27,8 +27,8 @@ const (
 	// forwardEvery is the time between two rounds of forwarding, and atATime for how many nodes requests are
 	// sent concurrently: on a slow link each takes a while.
 	forwardEvery, atATime = time.Second, 8
-	// A hub that had no success for abdicatesAfter stops leading for restsFor, so that another hub can lead.
-	// Then it may lead again, because there may be no other hub.
+	// abdicatesAfter is the time without any success after which a hub stops leading for restsFor, so that
+	// another hub can lead. Then it may lead again, because there may be no other hub.
 	abdicatesAfter, restsFor = 10 * time.Second, 10 * time.Second
 	// statusesFor is how long statuses are sent before the next heartbeats: heartbeats must not wait for a pool
 	// with many pods on a slow link. The remaining statuses are sent after the heartbeats.

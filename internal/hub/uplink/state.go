@@ -17,8 +17,8 @@ const (
 )
 
 const (
-	// The cloud is offline after downAfter failures in a row and at least silence without an answer: one broken
-	// connection is not enough evidence.
+	// downAfter is the number of failures in a row, and silence the least time without an answer, after which
+	// the cloud is offline: one broken connection is not enough evidence.
 	downAfter, silence = 3, 5 * time.Second
 	// upAfter is the number of answers in a row after which the cloud is reachable again.
 	upAfter = 2
