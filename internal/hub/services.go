@@ -18,7 +18,7 @@ func newEndpoints(c *config.Configuration, caught *panics.Catcher, log logr.Logg
 	path := filepath.Join(c.Directory, "pods.json")
 	kept, err := files.Read(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		log.Error(err, "Reading the saved addresses of the node's pods failed; the addresses in the cloud are used until the kubelet writes new ones")
+		log.Error(err, "The saved pod addresses cannot be read; the cloud's addresses are used until the kubelet writes")
 	}
 	return endpoints.New(endpoints.Options{
 		NodeName: c.NodeName, Clients: c.Services.Clients, Kept: kept, Panics: caught, Log: log,

@@ -247,7 +247,7 @@ func (s *serving) state() (time.Time, error) {
 		}
 	}
 	if s.notKept != nil {
-		problems = append(problems, fmt.Sprintf("the certificate could not be stored, and a restart creates a new one, perhaps with a new CA: %s", s.notKept))
+		problems = append(problems, fmt.Sprintf("it is not stored; a restart creates a new one, perhaps with a new CA: %s", s.notKept))
 	}
 	if len(problems) == 0 {
 		return s.current.Leaf.NotAfter, nil

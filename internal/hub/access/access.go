@@ -271,7 +271,7 @@ func (p *Port) verify(c tls.ConnectionState) error {
 
 // pass forwards a request, or rejects it.
 func (p *Port) pass(w http.ResponseWriter, r *http.Request) {
-	if err := p.verify(*r.TLS); err != nil { // the certificate may have expired, or the CA changed, since the connection began
+	if err := p.verify(*r.TLS); err != nil { // it may have expired since the connection began
 		http.Error(w, err.Error(), http.StatusUnauthorized)
 		return
 	}

@@ -158,7 +158,7 @@ func (s *Store) syncFailed(sc *scope, l *log, err error) {
 	case !errors.Is(err, errRemoved):
 		s.log.Error(err, "Making a scope durable failed", "file", l.name)
 	case now.Sub(s.removed).Abs() > removedEvery:
-		s.log.Error(err, "Another process removed files of the cache that are in use; a scope is stored again when it changes")
+		s.log.Error(err, "Another process removed files of the cache in use; a scope is stored again when it changes")
 		fallthrough
 	default:
 		s.removed = now

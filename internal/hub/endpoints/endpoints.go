@@ -100,7 +100,7 @@ func New(o Options) *Filter {
 	}
 	var err error
 	if f.pods, err = newPods(o.Kept); err != nil {
-		o.Log.Error(err, "Reading the saved addresses of the node's pods failed; the addresses in the cloud are used until the kubelet writes new ones")
+		o.Log.Error(err, "The saved pod addresses cannot be read; the cloud's addresses are used until the kubelet writes")
 	}
 	return f
 }

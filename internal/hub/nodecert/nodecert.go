@@ -322,7 +322,7 @@ func (m *Manager) pendingKey() (*ecdsa.PrivateKey, error) {
 		return nil, err
 	}
 	if err := m.write(pendingFile, text); err != nil {
-		m.o.Log.Error(err, "Storing the key of a request failed; after a restart, the certificate of the node is requested again")
+		m.o.Log.Error(err, "Storing the key of a request failed; after a restart, the certificate is requested again")
 	}
 	m.pending = key
 	return key, nil

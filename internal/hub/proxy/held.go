@@ -180,7 +180,7 @@ func (p *Proxy) sendEvent(ctx context.Context, uid string, h Held) {
 		Source:         corev1.EventSource{Component: "atoll-hub", Host: p.Recognizer.NodeName},
 		FirstTimestamp: metav1.NewTime(h.Since), LastTimestamp: now, Count: 1,
 	}
-	if err := p.Panics.Do("sending an event for a held pod", func() error { return p.createEvent(ctx, event) }); err != nil {
+	if err := p.Panics.Do("sending a held pod's event", func() error { return p.createEvent(ctx, event) }); err != nil {
 		p.Log.V(2).Info("Sending an event failed; retrying later", "pod", h.Namespace+"/"+h.Name, "error", err.Error())
 		return
 	}
