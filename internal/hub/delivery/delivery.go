@@ -58,7 +58,7 @@ func Waiting(labels map[string]string) string {
 		case ownership.Unbound:
 			return fmt.Sprintf("the pod requires the %s %q, which is not bound to its workload", kind.name, kind.required)
 		case ownership.Mismatched:
-			return fmt.Sprintf("it requires the %s %q, but %q is bound to its workload", kind.name, kind.required, kind.bound)
+			return fmt.Sprintf("the pod requires the %s %q, but %q is bound", kind.name, kind.required, kind.bound)
 		case ownership.Unmanaged, ownership.Bound:
 		}
 	}
