@@ -24,10 +24,10 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// maxStatus bounds the write of a pod's status that is looked at, in bytes.
+// maxStatus limits the size of the bodies of status writes that observeWrite reads, in bytes.
 const maxStatus = 2 << 20
 
-// sessionOf returns what filters the answer to a request; nil if nothing does.
+// sessionOf returns the filter for the response to a request; nil if the response is not filtered.
 func (p *Proxy) sessionOf(c *call) filter.Session {
 	if p.Filter == nil || c.what.Kind != request.List && c.what.Kind != request.Watch {
 		return nil
@@ -35,13 +35,14 @@ func (p *Proxy) sessionOf(c *call) filter.Session {
 	return p.Filter.Session(c.caller.User(p.Recognizer.NodeName), c.what.Group, c.what.Version, c.what.Resource)
 }
 
-// asWhole lets a request for a chunk of a list that is filtered be one for the whole list, which an API
-// server may answer with, too: the form of an object depends on all. For a further chunk of a list that began
-// elsewhere it answers that the client is to list anew, and returns false.
+// asWhole changes a request for a chunk of a filtered list into a request for the whole list, because the form
+// of an object depends on all objects. An API server, too, may return the whole list for such a request. For a
+// further chunk of a list that the client has begun elsewhere, it answers that the client must list again, and
+// returns false.
 func (p *Proxy) asWhole(w http.ResponseWriter, c *call) bool {
 	query := c.URL.Query()
 	if query.Get("continue") != "" {
-		p.refuse(w, c.Request, http.StatusGone, metav1.StatusReasonExpired, "the node's hub gives this list as a whole")
+		p.refuse(w, c.Request, http.StatusGone, metav1.StatusReasonExpired, "the hub returns this list only as a whole")
 		return false
 	}
 	if query.Has("limit") {
@@ -51,11 +52,11 @@ func (p *Proxy) asWhole(w http.ResponseWriter, c *call) bool {
 	return true
 }
 
-// listThroughFilter gives a client the cloud's answer as the filter wants it. It is kept as it is.
+// listThroughFilter forwards the cloud's list to the client as filtered. It caches the unfiltered list.
 func (p *Proxy) listThroughFilter(w http.ResponseWriter, c *call, response *http.Response, session filter.Session) {
 	answer, err := receive(response)
 	if errors.Is(err, errTooLarge) {
-		p.Log.Info("A list is too large to be filtered, and passes as it is", "path", c.URL.Path)
+		p.Log.Info("Forwarded a list without filtering, because it is too large", "path", c.URL.Path)
 		p.clients.put(c.key, listed{"", p.Filter.Changed(), session})
 		answerWith(w, response)
 		if _, err := io.Copy(w, io.MultiReader(bytes.NewReader(answer.sent), response.Body)); err != nil {
@@ -70,13 +71,13 @@ func (p *Proxy) listThroughFilter(w http.ResponseWriter, c *call, response *http
 	p.Filter.Await(c.Context())
 	contentType := response.Header.Get("Content-Type")
 	list, err := decodeList(contentType, answer.body)
-	if err != nil { // a table passes
+	if err != nil { // a table is forwarded unfiltered
 		answer.pass(w)
 		p.keepSized(c, len(answer.body), func(s *state) error { return p.storeCollection(s, c, contentType, answer.body) })
 		return
 	}
 	unfiltered := &wire.List{Header: list.Header, Items: slices.Clone(list.Items)}
-	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(localWithin)) // others wait for their turn
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(localWithin)) // other callers wait for this slot
 	if filtered, changed := p.filtered(c, list, session); changed {
 		answer.passChanged(w, filtered)
 	} else {
@@ -93,7 +94,7 @@ func decodeList(contentType string, body []byte) (*wire.List, error) {
 	return format.DecodeList(body)
 }
 
-// filtered returns a list as the filter wants it, and false if that is the same.
+// filtered returns the filtered list, and false if filtering changes nothing.
 func (p *Proxy) filtered(c *call, list *wire.List, session filter.Session) (text []byte, changed bool) {
 	p.clients.put(c.key, listed{list.ResourceVersion, p.Filter.Changed(), session})
 	for i := range list.Items {
@@ -110,13 +111,13 @@ func (p *Proxy) filtered(c *call, list *wire.List, session filter.Session) (text
 	}
 	text, err := encodeList(list)
 	if err != nil {
-		p.Log.Error(err, "A list is not filtered", "path", c.URL.Path)
+		p.Log.Error(err, "Encoding a filtered list failed; the list is forwarded unfiltered", "path", c.URL.Path)
 		return nil, false
 	}
 	return text, true
 }
 
-// filteredFromCache answers with what is kept of a collection as a filter wants it.
+// filteredFromCache answers with the cached state of a collection, filtered.
 func (p *Proxy) filteredFromCache(w http.ResponseWriter, c *call, view *cache.View, h *head, list *wire.Header, session filter.Session) {
 	var size wire.Size
 	for i := range view.Len() {
@@ -142,21 +143,23 @@ func (p *Proxy) filteredFromCache(w http.ResponseWriter, c *call, view *cache.Vi
 	_, _ = w.Write(answer)
 }
 
-// listed is what a client has of a filtered collection.
+// listed is the state of a filtered collection that a client has.
 type listed struct {
-	// version is that of the state; "" is any, of a list that was too large to be filtered.
+	// version is the resource version of the state; "" matches any version, for a list that was too large to be
+	// filtered.
 	version string
-	// changed is closed when forms may be others than those that the client has.
+	// changed is closed when the forms of objects may differ from the forms that the client has.
 	changed <-chan struct{}
 	// session has learned the objects that the client has.
 	session filter.Session
 }
 
-// maxListed bounds the collections, each with its selectors, of which it is known what clients have. The client of
-// another one lists again.
+// maxListed limits the number of entries in clients: one for each scope. A client whose entry was removed must
+// list again.
 const maxListed = 1000
 
-// clients has what clients have, by the keys of scopes, from a list or the end of a watch to the next watch.
+// clients has the state of each client, by the key of the scope, from a list or the end of a watch until the
+// next watch.
 type clients struct {
 	mu sync.Mutex
 	of map[string]listed
@@ -171,8 +174,8 @@ func (l *clients) put(key string, has listed) {
 	l.of[key] = has
 }
 
-// take returns the session of a client that has a version, for its watch; nil if forms may have changed since, or if it
-// is not known what the client has.
+// take removes and returns the session of a client with this version, for its watch. It returns nil if forms may
+// have changed since, or if the state of the client is not known.
 func (l *clients) take(key, version string, changed <-chan struct{}) filter.Session {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -184,23 +187,23 @@ func (l *clients) take(key, version string, changed <-chan struct{}) filter.Sess
 	return has.session
 }
 
-// filtering is what a watch whose objects pass a filter needs besides. The zero value filters nothing.
+// filtering is the part of a stream for watches of filtered collections. The zero value filters nothing.
 type filtering struct {
 	session  filter.Session
 	outdated <-chan struct{} // see listed.changed
-	// expire ends the watch, because forms that the client has are others now: it lists again.
+	// expire ends the watch, because the forms that the client has are outdated: the client must list again.
 	expire    func()
 	isExpired atomic.Bool
 }
 
-// prepare prepares the filtering of a watch, and returns nil if the client has its answer: that it has to list. stop
+// prepare prepares the filtering of a watch. It returns nil if it has answered that the client must list. stop
 // must be called at the end of the watch.
 func (s *stream) prepare() (stop func()) {
 	if s.session = s.sessionOf(s.call); s.session == nil {
 		return func() {}
 	}
-	if s.position.InitialEvents { // the form of each depends on all, and they come one by one
-		s.refuse(s.w, s.Request, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, "sendInitialEvents: the node's hub gives this collection as a list only")
+	if s.position.InitialEvents { // a form depends on all objects, but initial events arrive one by one
+		s.refuse(s.w, s.Request, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, "sendInitialEvents: the hub returns this collection only as a list")
 		return nil
 	}
 	s.Filter.Await(s.Context())
@@ -233,9 +236,9 @@ func (s *stream) prepare() (stop func()) {
 	}
 }
 
-const otherForms = "the node's hub filters this collection in another way now: list it again"
+const otherForms = "the filter of the hub has changed: list this collection again"
 
-// form returns the frame of an event as the client gets it.
+// form returns the frame of an event with the filtered object.
 func (s *stream) form(e wire.Event, m *wire.Meta) []byte {
 	if s.session == nil {
 		return e.Frame
@@ -260,7 +263,7 @@ func (s *stream) form(e wire.Event, m *wire.Meta) []byte {
 	return frame
 }
 
-// observeWrite tells of the write of a pod's status by the kubelet.
+// observeWrite passes a write of a pod's status by the kubelet to Pods.
 func (p *Proxy) observeWrite(c *call) {
 	isStatus := c.what.Group == "" && c.what.Resource == "pods" && c.what.Subresource == "status"
 	if p.Pods == nil || !c.caller.IsNode || !isStatus || c.Method != http.MethodPatch && c.Method != http.MethodPut {
@@ -273,8 +276,8 @@ func (p *Proxy) observeWrite(c *call) {
 	c.Body = &joined{io.MultiReader(bytes.NewReader(body), &failing{c.Body, err}), c.Body}
 }
 
-// LearnKept tells of the statuses of pods that wait for the cloud: the hub may have been killed before
-// what it learned from them was on disk. Call it before the first request.
+// LearnKept passes the journaled writes of pods' statuses to Pods. The hub may have been killed before the
+// information from them was on disk. Call it before the first request.
 func (p *Proxy) LearnKept() {
 	if p.Pods == nil || p.Journal == nil {
 		return
@@ -286,13 +289,13 @@ func (p *Proxy) LearnKept() {
 	})
 }
 
-// joined is a body whose beginning has been read.
+// joined is a body whose first part was read already.
 type joined struct {
 	io.Reader
 	io.Closer
 }
 
-// failing reads on, unless reading has failed.
+// failing returns the error of an earlier read, or reads on if there was none.
 type failing struct {
 	io.Reader
 
@@ -307,7 +310,7 @@ func (f *failing) Read(b []byte) (int, error) {
 	return f.Reader.Read(b)
 }
 
-// observeRead tells of a pod that the kubelet reads by its name.
+// observeRead passes a pod that the kubelet reads by its name to Pods.
 func (p *Proxy) observeRead(c *call, contentType string, body []byte) {
 	if p.Pods == nil || !c.isGated() || c.what.Kind != request.Get {
 		return

@@ -17,36 +17,37 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// maxPods bounds the pods that the gate remembers: as delivered, and as held.
+// maxPods limits how many delivered pods, and how many held pods, the gate remembers.
 const maxPods = 10000
 
-// gate keeps pods from the node that must not reach it yet: see package delivery. What the cache has
-// of the node's pods has passed it.
+// gate holds pods that must not reach the node yet: see package delivery. The cached pods of the node have
+// passed the gate.
 type gate struct {
 	mu        sync.Mutex
-	delivered map[string]bool    // UIDs of pods that the node has had
+	delivered map[string]bool    // UIDs of pods that the node has received
 	held      map[string]heldPod // by UID
 }
 
-// isGated reports whether a request is one by which pods reach the node.
+// isGated reports whether the response to a request may contain pods for the node.
 func (c *call) isGated() bool {
 	return c.caller.IsNode && c.what.Group == "" && c.what.Resource == "pods" && c.what.Subresource == "" &&
 		(c.what.Kind == request.Get || c.what.Kind == request.List || c.what.Kind == request.Watch)
 }
 
-// wouldPassTheGate returns why pods could reach the node past the gate by a request; "" if they cannot.
+// wouldPassTheGate returns why the response to a request could bring pods to the node without a check by the
+// gate; "" if it could not.
 func (c *call) wouldPassTheGate() string {
 	switch {
 	case c.isGated() && strings.Contains(strings.Join(c.Header.Values("Accept"), ","), "as=Table"):
-		return "a table is asked for, which is not read here"
+		return "the hub cannot read a table"
 	case c.caller.IsNode && c.what.Kind == request.Stream && c.what.Group == "" && c.what.Resource == "pods":
-		return "another protocol is asked for, which is not read here"
+		return "the hub cannot read another protocol"
 	default:
 		return ""
 	}
 }
 
-// remember adds a UID to a map; an arbitrary one of too many is forgotten.
+// remember adds a UID to a map. If the map is full, it removes an arbitrary UID.
 func remember[V any](in *map[string]V, uid string, value V) {
 	if *in == nil {
 		*in = map[string]V{}
@@ -59,16 +60,16 @@ func remember[V any](in *map[string]V, uid string, value V) {
 		}
 	}
 	if !is {
-		uid = strings.Clone(uid) // it may be a part of a longer text
+		uid = strings.Clone(uid) // the UID may be a substring, which would keep the whole text in memory
 	}
 	(*in)[uid] = value
 }
 
-// judge returns the verdict on a version of a pod, in either form. had reports whether the state
-// that the node has of the pod's collection has the pod; it is called for few pods.
+// judge returns the verdict on a version of a pod, in either form. had reports whether the node's state of the
+// collection contains the pod. It is called for few pods.
 func (p *Proxy) judge(c *call, format wire.Format, object []byte, m *wire.Meta, had func() bool) (delivery.Verdict, error) {
 	if m.Kind != "" && m.Kind != "Pod" && m.Kind != "PartialObjectMetadata" {
-		return "", fmt.Errorf("it is of the kind %q", m.Kind)
+		return "", fmt.Errorf("its kind is %q", m.Kind)
 	}
 	if p.Pods != nil {
 		p.Pods.Seen(format, m, object)
@@ -78,7 +79,7 @@ func (p *Proxy) judge(c *call, format wire.Format, object []byte, m *wire.Meta, 
 		return "", err
 	}
 	pod := delivery.Pod{Labels: labels, Deleting: m.Deleting}
-	if why := delivery.Waiting(labels); why != "" { // few pods are looked at closely
+	if why := delivery.Waiting(labels); why != "" { // only few pods need these checks
 		if pod.Annotations, err = format.Annotations(object); err != nil {
 			return "", err
 		}
@@ -101,11 +102,11 @@ func (p *Proxy) judge(c *call, format wire.Format, object []byte, m *wire.Meta, 
 	return verdict, nil
 }
 
-// requiredPrefix begins the labels because of which a pod may be held.
+// requiredPrefix is the prefix of the labels that may hold a pod.
 var requiredPrefix = []byte("groupmanagement.kubeedge.io/required-")
 
-// policyLabels returns the labels of a pod, or none if none of them requires a policy. In protobuf a label is
-// there with its bytes, which are found faster than all labels are read.
+// policyLabels returns the labels of a pod, or none if no label requires a policy. Protobuf contains the bytes
+// of a label unchanged; searching them is faster than decoding all labels.
 func policyLabels(format wire.Format, object []byte) (map[string]string, error) {
 	if format == wire.Protobuf && !bytes.Contains(object, requiredPrefix) {
 		return nil, nil
@@ -113,7 +114,7 @@ func policyLabels(format wire.Format, object []byte) (map[string]string, error) 
 	return format.Labels(object)
 }
 
-// deliver remembers that the node has a pod.
+// deliver records that the node has received a pod.
 func (g *gate) deliver(uid string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -134,7 +135,7 @@ func (g *gate) has(uid string) bool {
 	return g.delivered[uid]
 }
 
-// forget forgets a pod that is gone.
+// forget removes a deleted pod.
 func (g *gate) forget(uid string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -142,15 +143,15 @@ func (g *gate) forget(uid string) {
 	delete(g.held, uid)
 }
 
-// started is the part of a pod that tells that a kubelet has accepted it.
+// started is the part of a pod that shows whether a kubelet has accepted it.
 type started struct {
 	Status struct {
 		StartTime *metav1.Time `json:"startTime"`
 	} `json:"status"`
 }
 
-// isStarted reports whether a kubelet has accepted a pod: it sets status.startTime. So a pod that
-// ran before there was a hub, or before the hub lost its cache, counts as delivered.
+// isStarted reports whether a kubelet has accepted a pod: the kubelet then sets status.startTime. So a pod that
+// ran before the hub was installed, or before the hub lost its cache, counts as delivered.
 func isStarted(format wire.Format, object []byte) (bool, error) {
 	var s started
 	switch format {
@@ -175,7 +176,7 @@ func isStarted(format wire.Format, object []byte) (bool, error) {
 	}
 }
 
-// listThroughGate gives the node the cloud's answer without what is held.
+// listThroughGate forwards a list to the node without held pods.
 func (p *Proxy) listThroughGate(w http.ResponseWriter, c *call, response *http.Response) {
 	answer, err := receive(response)
 	keeping := false
@@ -189,7 +190,7 @@ func (p *Proxy) listThroughGate(w http.ResponseWriter, c *call, response *http.R
 		p.unavailable(w, c.Request, err)
 		return
 	}
-	// A list in protobuf begins with its length: it is not passed on before it is known whether it changes.
+	// A list in protobuf begins with its length, so all pods must be checked before the first byte is forwarded.
 	list, changed, err := p.passable(c, contentType, answer.body)
 	var passed []byte
 	if err == nil && changed {
@@ -200,8 +201,8 @@ func (p *Proxy) listThroughGate(w http.ResponseWriter, c *call, response *http.R
 	}
 	switch {
 	case err != nil:
-		// For example a table. It would pass by the gate.
-		p.refuse(w, c.Request, http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable, fmt.Sprintf("the node's hub cannot tell which of these pods may reach the node: %v", err))
+		// For example a table, whose pods cannot be checked.
+		p.refuse(w, c.Request, http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable, fmt.Sprintf("the hub cannot check which of these pods may reach the node: %v", err))
 		return
 	case changed:
 		answer.passChanged(w, passed)
@@ -214,7 +215,7 @@ func (p *Proxy) listThroughGate(w http.ResponseWriter, c *call, response *http.R
 	})
 }
 
-// passable returns a list without what is held, and reports whether anything of it is.
+// passable returns a list as the node may receive it, and reports whether the gate has changed it.
 func (p *Proxy) passable(c *call, contentType string, body []byte) (list *wire.List, changed bool, err error) {
 	if list, err = decodeList(contentType, body); err != nil {
 		return nil, false, err
@@ -223,7 +224,7 @@ func (p *Proxy) passable(c *call, contentType string, body []byte) (list *wire.L
 	return list, changed, err
 }
 
-// encodeList writes a list whose items have changed.
+// encodeList encodes a list whose items have changed.
 func encodeList(list *wire.List) ([]byte, error) {
 	var size wire.Size
 	for i := range list.Items {
@@ -247,8 +248,8 @@ func raws(items []wire.Item) func(func([]byte, error) bool) {
 	}
 }
 
-// filter takes the items out of a list that are held, and puts the last delivered version in place
-// of those that are frozen. Pods that have ended are shown as such. It reports whether that changed anything.
+// filter removes held pods from a list, and replaces frozen pods by their last delivered version and ended pods
+// by their ended state (see shown). It reports whether that changed anything.
 func (p *Proxy) filter(c *call, list *wire.List) (changed bool, err error) {
 	before := p.before(c)
 	defer before.close()
@@ -282,13 +283,13 @@ func (p *Proxy) filter(c *call, list *wire.List) (changed bool, err error) {
 	return changed, nil
 }
 
-// beforeState is what the node has of a collection. nil has nothing.
+// beforeState is the state of a collection that the node has received. nil is an empty state.
 type beforeState struct{ view *cache.View }
 
-// before opens what the node has of the collection of a request.
+// before opens the state that the node has received of the collection of a request.
 func (p *Proxy) before(c *call) *beforeState {
 	view, err := p.Cache.View(c.key)
-	if err != nil { // it has nothing, or nothing that can be read
+	if err != nil { // nothing is cached, or it cannot be read
 		return nil
 	}
 	return &beforeState{view}
@@ -300,7 +301,7 @@ func (b *beforeState) close() {
 	}
 }
 
-// find returns the pod as the node has it; nil if it has none of this UID.
+// find returns the version of a pod that the node has received; nil if the node has none with this UID.
 func (b *beforeState) find(format wire.Format, m *wire.Meta) []byte {
 	if b == nil {
 		return nil
@@ -315,7 +316,7 @@ func (b *beforeState) find(format wire.Format, m *wire.Meta) []byte {
 	return last
 }
 
-// getThroughGate gives the node one pod, or says that it is not there.
+// getThroughGate forwards a pod to the node, or answers 404 if the pod is held.
 func (p *Proxy) getThroughGate(w http.ResponseWriter, c *call, response *http.Response) {
 	answer, err := receive(response)
 	if err != nil {
@@ -333,11 +334,11 @@ func (p *Proxy) getThroughGate(w http.ResponseWriter, c *call, response *http.Re
 		verdict, err = p.judge(c, format, body, &m, func() bool { return false })
 	}
 	if err != nil {
-		p.refuse(w, c.Request, http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable, fmt.Sprintf("the node's hub cannot tell whether this pod may reach the node: %v", err))
+		p.refuse(w, c.Request, http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable, fmt.Sprintf("the hub cannot check whether this pod may reach the node: %v", err))
 		return
 	}
 	if verdict == delivery.Hold {
-		p.refuse(w, c.Request, http.StatusNotFound, metav1.StatusReasonNotFound, fmt.Sprintf("pods %q not found: the node's hub holds it", c.what.Name))
+		p.refuse(w, c.Request, http.StatusNotFound, metav1.StatusReasonNotFound, fmt.Sprintf("pods %q not found: the hub holds this pod", c.what.Name))
 		return
 	}
 	p.observeRead(c, contentType, body)
@@ -351,8 +352,8 @@ func (p *Proxy) getThroughGate(w http.ResponseWriter, c *call, response *http.Re
 	})
 }
 
-// throughGate judges an event of a watch. It returns the event as the client gets it, and false if it
-// gets none.
+// throughGate applies the gate to an event of a watch. It returns the event for the client, and false if the
+// client must not get an event.
 func (s *stream) throughGate(e wire.Event, m *wire.Meta) (wire.Event, bool, error) {
 	switch e.Type {
 	case watch.Deleted:
@@ -382,12 +383,12 @@ func (s *stream) throughGate(e wire.Event, m *wire.Meta) (wire.Event, bool, erro
 	shown := s.shownText(s.format, e.Object, pathOf(m.Namespace, m.Name))
 	switch {
 	case verdict == delivery.Deliver && held:
-		e.Type = watch.Added // for the client it is new
+		e.Type = watch.Added // the client does not know the pod yet
 	case verdict == delivery.Deliver && shown == nil:
 		return e, true, nil
 	case verdict == delivery.Deliver:
 		e.Object = shown
-	case verdict == delivery.Freeze && s.version == "": // among the initial events it must not be missing
+	case verdict == delivery.Freeze && s.version == "": // the initial events must contain it
 		e.Type = watch.Added
 		if last != nil {
 			if e.Object, err = s.format.ObjectOf(last, m.APIVersion, m.Kind); err != nil {
@@ -401,7 +402,7 @@ func (s *stream) throughGate(e wire.Event, m *wire.Meta) (wire.Event, bool, erro
 	return e, err == nil, err
 }
 
-// retirePod retires what is kept of a pod by itself, unless it has a UID.
+// retirePod removes a pod that was cached by a get of its path, unless its UID is uid.
 func (s *stream) retirePod(m *wire.Meta, uid string) {
 	if s.seesAllPods(s.Recognizer.NodeName) {
 		path := pathOf(m.Namespace, m.Name)

@@ -1,6 +1,6 @@
-// Package proxy answers the clients of a node: with what the cloud answers while it is reachable,
-// and otherwise with what it answered before, to the same request of the same caller. It keeps what
-// passes through it.
+// Package proxy answers the requests of the clients on a node. While the cloud is reachable, it forwards the
+// cloud's responses and caches them. While offline, it answers a request with the last response to the same
+// request of the same caller.
 package proxy
 
 import (
@@ -32,18 +32,20 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// AsOf is the header of an answer from the cache: when the cloud gave it.
+// AsOf is the header of a response from the cache: the time of the cached state.
 const AsOf = "Atoll-As-Of"
 
 const (
-	// maxAnswer bounds what is kept of one answer, in bytes. A larger one is passed on and not kept.
+	// maxAnswer limits how much of one response is cached, in bytes. A larger response is forwarded and not
+	// cached.
 	maxAnswer = 64 << 20
-	// readWithin bounds how long a read is sent again, and readAgain is the time between two attempts.
+	// readWithin limits how long a read is retried, and readAgain is the time between two attempts.
 	readWithin, readAgain = 15 * time.Second, 300 * time.Millisecond
-	// localWithin bounds how long a client may take for an answer from the cache.
+	// localWithin limits how long a client may take to receive a response from the cache.
 	localWithin = time.Minute
-	// retryAfter is when a client may ask again that finds no place, or that the cloud did not answer this once, in
-	// seconds. While the cloud is away nobody is told: kubectl would ask ten times before it says why.
+	// retryAfter is the Retry-After for a client that gets no slot, or whose single request failed while the
+	// cloud is online, in seconds. While offline, responses do not have this header: kubectl would retry ten
+	// times before it prints the reason.
 	retryAfter = 5
 )
 
@@ -60,46 +62,49 @@ type Proxy struct {
 	Cache      *cache.Store
 	Recognizer *identity.Recognizer
 	Tokens     *identity.Tokens
-	// Journal keeps writes of the node while the cloud is away: see Replay. nil keeps none.
+	// Journal stores writes of the node while offline: see Replay. If it is nil, no write is journaled.
 	Journal *journal.Journal
-	// Kubelet is that of the node. nil sends requests for logs to the cloud.
+	// Kubelet is the kubelet of the node. If it is nil, requests for logs go to the cloud.
 	Kubelet *kubelet.Kubelet
-	// Panics catches those outside of requests, and counts all. nil catches none.
+	// Panics recovers from panics outside of requests, and counts all panics. If it is nil, the hub does not
+	// recover.
 	Panics *panics.Catcher
 	Log    logr.Logger
 
-	// Trust, if it is set, is called with the context of each request of the node, or with a token that
-	// the cloud has accepted before.
+	// Trust, if it is set, is called with the context of each request that comes from the node, or has a token
+	// that the cloud has accepted before.
 	Trust func(context.Context)
-	// Filter filters objects on their way to clients, and Pods is told of the node's pods. Both may be nil.
+	// Filter filters objects before they are sent to clients. Pods receives the versions of the node's pods.
+	// Both may be nil.
 	Filter filter.Filter
 	Pods   filter.Pods
 
-	// MaxBytes is the most that the cache takes on disk. 0 means that lists left in the middle are not bounded.
+	// MaxBytes is the size limit of the cache on disk. 0 means that incomplete chunked lists have no size limit.
 	MaxBytes int64
 
 	queues queues
 	chunks chunks
-	// limiters are made by limits.
+	// limiters are created by limits.
 	limiting sync.Once
 	limiters limiters
 	gate     gate
-	// clients has what the clients of filtered collections have.
+	// clients has the state of each filtered collection that a client has.
 	clients clients
 	recent  recent
 	replay  replay
-	// refusals are those of what the node reads.
+	// refusals has the refused reads of the node.
 	refusals refusals
-	// changed is when others than the node changed what they read: a list from before tells nothing of it.
+	// changed has the times when callers changed objects through the hub. newestForm ignores states that were
+	// cached before that time.
 	changed refusals
-	// metrics is nil if nobody registered them.
+	// metrics is nil if no metrics are registered.
 	metrics *metrics
-	// slowAfter, if it is not 0, is used instead of limits.TakeWithin, bodyWithin and questionWithin: in tests.
+	// slowAfter replaces limits.TakeWithin, bodyWithin and questionWithin if it is not 0. Only tests set it.
 	slowAfter time.Duration
 }
 
-// Wait waits until all answers that were given are stored, and the requests of the hub itself that
-// they led to have ended.
+// Wait waits until all responses sent so far are stored, and until the requests that the hub itself sent because
+// of them have ended.
 func (p *Proxy) Wait() { p.queues.tasks.Wait() }
 
 // call is one request of a recognized caller.
@@ -108,19 +113,19 @@ type call struct {
 
 	caller identity.Caller
 	what   request.Request
-	// key is that of its scope in the cache; "" if nothing is kept.
+	// key is the key of the scope in the cache; "" if the response must not be cached.
 	key string
 	// began is when the request arrived.
 	began time.Time
-	// slot is that of the request; nil if it is the node's.
+	// slot is the slot of the request; nil for requests of the node.
 	slot *slot
-	// isForTable is true if the answer is not sent, but printed.
+	// isForTable is true if the response is not sent as it is, but printed as a table.
 	isForTable bool
-	// body is that of a request of somebody else; nil if there is none.
+	// body is the body of a request of another caller than the node; nil if there is none.
 	body *slowBody
 }
 
-// ServeHTTP implements http.Handler. A request whose handling panics is not answered to its end.
+// ServeHTTP implements http.Handler. If handling a request panics, its response is aborted.
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if p.Panics.Do("a request", func() error { p.serve(w, r); return nil }) != nil {
 		panic(http.ErrAbortHandler)
@@ -128,7 +133,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
-	// The server may send the end of an answer when nobody waits for it any more.
+	// The server may send the end of a response after this handler has returned, so it needs a deadline.
 	defer func() {
 		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(cmp.Or(p.slowAfter, limits.TakeWithin)))
 	}()
@@ -143,11 +148,11 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 	p.answer(w, r, caller)
 }
 
-// answer answers a request of a caller.
+// answer answers a request of a recognized caller.
 func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, caller identity.Caller) {
 	if impersonates(r.Header) {
 		p.refuse(w, r, http.StatusForbidden, metav1.StatusReasonForbidden,
-			"the node's hub passes no request on as somebody else (kubectl --as): send it to the cloud's API server, or as who you are")
+			"the hub does not forward requests with impersonation (kubectl --as): send them to the cloud's API server, or without --as")
 		return
 	}
 	c := &call{Request: r.Clone(r.Context()), caller: caller, began: time.Now()}
@@ -157,7 +162,7 @@ func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, caller identity.C
 		c.Header.Set("Accept-Encoding", gzipped)
 	}
 	if r.ContentLength == 0 {
-		c.Body = http.NoBody // a body that may have something would be sent as a frame of its own, after the headers
+		c.Body = http.NoBody // the transport would send a body of unknown length in its own frame, after the headers
 	}
 	if c.what.Kind != request.Stream {
 		for _, name := range hopHeaders {
@@ -176,7 +181,7 @@ func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, caller identity.C
 		return
 	}
 	if why := c.wouldPassTheGate(); why != "" {
-		p.refuse(w, r, http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable, "the node's hub cannot tell which of these pods may reach the node: "+why)
+		p.refuse(w, r, http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable, "the hub cannot check which of these pods may reach the node: "+why)
 		return
 	}
 	if !caller.IsNode {
@@ -214,8 +219,9 @@ func (p *Proxy) answer(w http.ResponseWriter, r *http.Request, caller identity.C
 	}
 }
 
-// impersonates reports whether a client wants to be somebody else for a request. Without these
-// headers the request would be carried out with the rights of the client itself.
+// impersonates reports whether a request has impersonation headers. Without these headers, the API server would
+// perform the request with the rights of the client itself, so the hub must not remove them and forward the
+// request.
 func impersonates(h http.Header) bool {
 	for name := range h {
 		if strings.HasPrefix(name, "Impersonate-") {
@@ -225,9 +231,10 @@ func impersonates(h http.Header) bool {
 	return false
 }
 
-// strip takes headers away by which a proxy tells an API server who sends a request, and the encodings
-// that the client accepts: the connection to the cloud has its own, unless an answer passes in its encoding.
-// CBOR, which the hub does not read, it takes out of what the client accepts; clients accept JSON beside it.
+// strip removes the headers with which a proxy tells an API server the identity of a caller. It also removes the
+// encodings that the client accepts, because the connection to the cloud has its own, unless a response is
+// forwarded in its encoding. It removes CBOR from the accepted media types, because the hub cannot read CBOR;
+// clients that accept CBOR also accept JSON.
 func strip(h http.Header) {
 	for name := range h {
 		if strings.HasPrefix(name, "X-Remote-") {
@@ -245,11 +252,11 @@ func isCBOR(mediaType string) bool {
 	return strings.HasPrefix(strings.ToLower(strings.TrimSpace(mediaType)), runtime.ContentTypeCBOR)
 }
 
-// tokenProtocol begins a protocol of websockets that is a token. An API server accepts it also beside
-// another token, which it does not accept.
+// tokenProtocol is the prefix of a websocket protocol that contains a token. An API server accepts such a token
+// even if the request also has a bearer token that it rejects.
 const tokenProtocol = "base64url.bearer.authorization.k8s.io."
 
-// stripProtocols takes the protocols away that are tokens.
+// stripProtocols removes the websocket protocols that contain tokens.
 func stripProtocols(h http.Header) {
 	const name = "Sec-Websocket-Protocol"
 	values := h.Values(name)
@@ -266,10 +273,10 @@ func stripProtocols(h http.Header) {
 	}
 }
 
-// send sends the request to the cloud, and keeps whether that accepted the token.
+// send sends the request to the cloud, and records whether the cloud accepted the token.
 func (p *Proxy) send(c *call, r *http.Request) (*http.Response, error) {
 	r.RequestURI = ""
-	if !c.caller.IsNode { // as it was read: see identity.Recognizer
+	if !c.caller.IsNode { // as the hub has read it: see identity.Recognizer
 		r.Header.Set("Authorization", "Bearer "+c.caller.Token)
 	}
 	response, err := p.Cloud.RoundTrip(r, c.caller.IsNode)
@@ -298,15 +305,15 @@ func (p *Proxy) send(c *call, r *http.Request) (*http.Response, error) {
 	return response, nil
 }
 
-// isProof reports whether an answer proves that the API server has accepted the token of the request. Those
-// that are no success may be given before it looks at the token, and so are those to OPTIONS, which browsers
-// send first. A request for another protocol may have told it somebody else's token.
+// isProof reports whether a response proves that the API server has accepted the token of the request. An API
+// server may send a response other than success before it checks the token, and also the response to OPTIONS,
+// which browsers send first. A request for another protocol may contain the token of another caller.
 func (c *call) isProof(answer *http.Response) bool {
 	return answer.StatusCode/100 == 2 && c.Method != http.MethodOptions && c.what.Kind != request.Stream
 }
 
-// read sends a request that changes nothing. A connection that breaks is no evidence that the cloud
-// is away: the request is sent again, until there is an answer or the cloud is known to be away.
+// read sends a request that changes nothing. A broken connection does not prove that the cloud is offline: read
+// retries until it gets a response, or until the cloud is known to be offline, for at most readWithin.
 func (p *Proxy) read(c *call, r *http.Request) (*http.Response, error) {
 	for began := time.Now(); ; {
 		response, err := p.send(c, r)
@@ -321,13 +328,13 @@ func (p *Proxy) read(c *call, r *http.Request) (*http.Response, error) {
 	}
 }
 
-// isAway reports whether an error means that the cloud cannot be asked at present: it is away, or for
-// the node, there is no certificate yet or any more.
+// isAway reports whether an error means that the hub cannot send requests to the cloud at present: the cloud is
+// offline, or, for requests of the node, the hub has no valid certificate.
 func isAway(err error) bool {
 	return errors.Is(err, uplink.ErrOffline) || errors.Is(err, uplink.ErrNoCertificate)
 }
 
-// pass passes a request on. Nothing of it is kept.
+// pass forwards a request and its response. Nothing is cached.
 func (p *Proxy) pass(w http.ResponseWriter, c *call) {
 	(&httputil.ReverseProxy{
 		Rewrite:       func(*httputil.ProxyRequest) {},
@@ -342,7 +349,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 // RoundTrip implements http.RoundTripper.
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// unavailable answers that the cloud could not be asked.
+// unavailable answers that the request could not be sent to the cloud.
 func (p *Proxy) unavailable(w http.ResponseWriter, r *http.Request, err error) {
 	if p.hasEnded(w, r) {
 		return
@@ -351,13 +358,13 @@ func (p *Proxy) unavailable(w http.ResponseWriter, r *http.Request, err error) {
 		w.Header().Set("Retry-After", strconv.Itoa(retryAfter))
 	}
 	if !errors.Is(err, uplink.ErrOffline) {
-		p.Log.V(2).Info("A request failed", "path", r.URL.Path, "error", err.Error())
+		p.Log.V(2).Info("Request to the cloud failed", "path", r.URL.Path, "error", err.Error())
 	}
 	p.refuse(w, r, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable,
-		fmt.Sprintf("the node's hub cannot ask the cloud (%v), and has no earlier answer to this request", err))
+		fmt.Sprintf("the hub cannot ask the cloud (%v), and has no cached response to this request", err))
 }
 
-// refuse answers with a Status, in the encoding that the client accepts first.
+// refuse answers with a Status, in the first encoding that the client accepts.
 func (p *Proxy) refuse(w http.ResponseWriter, r *http.Request, code int, reason metav1.StatusReason, message string) {
 	p.metrics.request(request.Of(r).Kind, fromHub)
 	format := wire.JSON
@@ -367,7 +374,7 @@ func (p *Proxy) refuse(w http.ResponseWriter, r *http.Request, code int, reason 
 			break
 		}
 	}
-	w.Header().Del(AsOf) // the answer is the hub's, whatever of the cache it was about to give
+	w.Header().Del(AsOf) // this response is from the hub itself, not from the cache
 	w.Header().Del("Warning")
 	status := metav1.Status{Status: metav1.StatusFailure, Reason: reason, Message: message, Code: int32(code)}
 	if code == http.StatusTooManyRequests {
@@ -386,28 +393,28 @@ func (p *Proxy) refuse(w http.ResponseWriter, r *http.Request, code int, reason 
 	_, _ = w.Write(body)
 }
 
-// mayRead reports whether a caller may be answered from the cache: the node, and who has a token
-// that an API server accepted.
+// mayRead reports whether a caller may get responses from the cache: the node, and callers whose token an API
+// server has accepted.
 func (p *Proxy) mayRead(c *call) bool { return c.caller.IsNode || p.Tokens.Knows(c.caller.Token) }
 
-// dated says of an answer when the cloud gave it.
+// dated sets the headers with the time of a cached state.
 func dated(w http.ResponseWriter, c *call, at time.Time) {
 	text := at.UTC().Format(time.RFC3339)
 	w.Header().Set(AsOf, text)
-	if !c.caller.IsNode || c.wantsTable() { // kubectl shows it; the node's programs would log it each time
-		w.Header().Set("Warning", fmt.Sprintf(`299 atoll-hub "The cloud is not reachable. This is what it answered until %s."`, text))
+	if !c.caller.IsNode || c.wantsTable() { // kubectl prints it; the programs of the node would log it each time
+		w.Header().Set("Warning", fmt.Sprintf(`299 atoll-hub "The cloud is not reachable. This response has the state of %s."`, text))
 	}
 }
 
-// fromCache opens what is kept for a request; the caller closes it. If there is nothing it answers
-// with the reason, and returns false.
+// fromCache opens the cached scope of a request. The caller of fromCache closes it. If the scope is not cached,
+// fromCache answers the request with the reason, and returns false.
 func (p *Proxy) fromCache(w http.ResponseWriter, c *call, reason error) (*cache.View, *head, bool) {
 	if p.hasEnded(w, c.Request) {
 		return nil, nil, false
 	}
 	if !p.mayRead(c) {
 		p.refuse(w, c.Request, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable,
-			fmt.Sprintf("the node's hub cannot ask the cloud (%v), and the cloud has not accepted this token before", reason))
+			fmt.Sprintf("the hub cannot ask the cloud (%v), and the cloud has not accepted this token before", reason))
 		return nil, nil, false
 	}
 	if !isAway(reason) {
@@ -429,7 +436,7 @@ func (p *Proxy) fromCache(w http.ResponseWriter, c *call, reason error) (*cache.
 		_ = view.Close()
 	}
 	if !errors.Is(err, cache.ErrNotFound) {
-		p.Log.Error(err, "An earlier answer cannot be read", "path", c.URL.Path)
+		p.Log.Error(err, "Reading a cached response failed", "path", c.URL.Path)
 	}
 	p.unavailable(w, c.Request, reason)
 	return nil, nil, false

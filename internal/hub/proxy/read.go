@@ -21,23 +21,23 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// head is what the cache has of a scope besides items.
+// head is the head of a scope in the cache.
 type head struct {
-	// Code and ContentType are those of the answer.
+	// Code and ContentType are the status code and the Content-Type of the response.
 	Code        int    `json:"code"`
 	ContentType string `json:"contentType"`
-	// List is a list without its items, and ItemsHaveType that of its wire.Header. A scope without
-	// List is a document, its only item.
+	// List is the encoded list without its items, and ItemsHaveType the field of its wire.Header. A scope
+	// without List is a document: its only item is the body.
 	List          []byte `json:"list,omitempty"`
 	ItemsHaveType bool   `json:"itemsHaveType,omitempty"`
-	// ResourceVersion is that of the state: events up to it are in it.
+	// ResourceVersion is the version of the state, which includes all events up to this version.
 	ResourceVersion string `json:"resourceVersion,omitempty"`
 }
 
 func decodeHead(raw []byte) (*head, error) {
 	h := &head{}
 	if err := json.Unmarshal(raw, h); err != nil {
-		return nil, fmt.Errorf("reading what is kept of an answer: %w", err)
+		return nil, fmt.Errorf("reading the head of a cached response: %w", err)
 	}
 	return h, nil
 }
@@ -45,7 +45,7 @@ func decodeHead(raw []byte) (*head, error) {
 func (h *head) encode() []byte {
 	raw, err := json.Marshal(h)
 	if err != nil {
-		panic(err) // it has nothing that cannot be encoded
+		panic(err) // all its fields can be encoded
 	}
 	return raw
 }
@@ -68,7 +68,7 @@ func headOf(list *wire.Header, contentType string) (*head, error) {
 	}, nil
 }
 
-// list returns the list of a head, without items.
+// list decodes the list of a head. The result has no items.
 func (h *head) list() (*wire.Header, error) {
 	format, err := wire.FormatOf(h.ContentType)
 	if err != nil {
@@ -85,7 +85,7 @@ func (h *head) list() (*wire.Header, error) {
 // document is the id of the only item of a document.
 const document = ""
 
-// keptCodes are the answers that are repeated offline: what is there, and what is not.
+// keptCodes are the codes of responses that are cached: the object exists, or does not exist.
 var keptCodes = []int{http.StatusOK, http.StatusNotFound}
 
 // get answers a request for one object or document.
@@ -105,7 +105,7 @@ func (p *Proxy) get(w http.ResponseWriter, c *call) {
 	})
 }
 
-// passAndKeep gives the client the cloud's answer, and stores it if it is one that is repeated offline.
+// passAndKeep forwards the cloud's response to the client, and caches it if its code is one of keptCodes.
 func (p *Proxy) passAndKeep(w http.ResponseWriter, c *call, response *http.Response, store func(*state, []byte) error) {
 	answer := &buffer{limit: p.bytesOf(c)}
 	passInto(w, response, answer)
@@ -131,13 +131,13 @@ func (p *Proxy) passAndKeep(w http.ResponseWriter, c *call, response *http.Respo
 	answer.release()
 }
 
-// isKept reports whether a document is kept as it is, so that nothing has to be stored: as with most that
-// are read again.
+// isKept reports whether the cache already has the same document, so that it need not be stored. This is so for
+// most repeated reads.
 func (p *Proxy) isKept(c *call, response *http.Response, body []byte) bool {
 	return c.what.Kind == request.Get && !p.queues.isBusy(c.key) && p.Cache.Has(c.key, documentHead(response).encode(), document, body)
 }
 
-// documentFromCache answers with the last answer to the request.
+// documentFromCache answers with the last response to the request.
 func (p *Proxy) documentFromCache(w http.ResponseWriter, c *call, reason error) {
 	if p.leaseFromJournal(w, c, reason) || c.what.Kind == request.Get && p.fromOtherForm(w, c, reason) {
 		return
@@ -151,7 +151,8 @@ func (p *Proxy) documentFromCache(w http.ResponseWriter, c *call, reason error) 
 	p.documentInTurn(w, c, view, h)
 }
 
-// documentInTurn answers with a document of the cache, which is in memory as a whole then.
+// documentInTurn answers with a cached document. A large document waits for a slot, because all of it is then in
+// memory.
 func (p *Proxy) documentInTurn(w http.ResponseWriter, c *call, view *cache.View, h *head) {
 	write := func() { p.writeDocument(w, c, view, h) }
 	if view.Len() > 0 && view.Size(0) > maxSmall {
@@ -161,7 +162,7 @@ func (p *Proxy) documentInTurn(w http.ResponseWriter, c *call, view *cache.View,
 	write()
 }
 
-// writeDocument answers with a document of the cache.
+// writeDocument answers with a cached document.
 func (p *Proxy) writeDocument(w http.ResponseWriter, c *call, view *cache.View, h *head) {
 	body, err := view.Get(document)
 	if err != nil {
@@ -179,7 +180,7 @@ func (p *Proxy) writeDocument(w http.ResponseWriter, c *call, view *cache.View, 
 	_, _ = w.Write(body)
 }
 
-// storeDocument stores a document, unless it is there as it is.
+// storeDocument stores a document, unless the cache already has it.
 func (p *Proxy) storeDocument(s *state, c *call, h *head, body []byte) error {
 	*s = state{}
 	raw := h.encode()
@@ -206,19 +207,19 @@ func (p *Proxy) list(w http.ResponseWriter, c *call) {
 		return
 	}
 	if session := p.sessionOf(c); session != nil && response.StatusCode == http.StatusOK {
-		p.Filter.Await(c.Context()) // in nobody's turn
+		p.Filter.Await(c.Context()) // before the request has a slot
 		p.inTurn(w, c, p.limits().filtered, func() { p.listThroughFilter(w, c, response, session) })
 		return
 	}
 	p.passAndKeep(w, c, response, func(st *state, body []byte) error {
-		if response.StatusCode != http.StatusOK { // there is no such kind, or no more
+		if response.StatusCode != http.StatusOK { // the cloud does not serve this resource, or no longer does
 			return p.storeDocument(st, c, documentHead(response), body)
 		}
 		return p.storeCollection(st, c, response.Header.Get("Content-Type"), body)
 	})
 }
 
-// listFromCache answers with the last state of the collection, as one chunk.
+// listFromCache answers with the last state of the collection, as one list.
 func (p *Proxy) listFromCache(w http.ResponseWriter, c *call, reason error) {
 	if p.fromOtherForm(w, c, reason) {
 		return
@@ -231,11 +232,11 @@ func (p *Proxy) listFromCache(w http.ResponseWriter, c *call, reason error) {
 	position := request.PositionOf(c.URL.Query())
 	switch version := position.ResourceVersion; {
 	case position.Continue != "", position.Exact && version != h.ResourceVersion:
-		// The rest of a list, or an old state, that nobody has here. The client lists anew.
-		p.refuse(w, c.Request, http.StatusGone, metav1.StatusReasonExpired, "the node's hub has only the last state of this list, and the cloud is not reachable")
+		// Only the cloud has the rest of a chunked list, or an older state. The client lists again.
+		p.refuse(w, c.Request, http.StatusGone, metav1.StatusReasonExpired, "the hub has only the last state of this list, and the cloud is not reachable")
 		return
 	case version != "" && version != "0" && !wire.IsUpTo(version, h.ResourceVersion):
-		p.unavailable(w, c.Request, fmt.Errorf("%w: the last state here is older than the one that is asked for", reason))
+		p.unavailable(w, c.Request, fmt.Errorf("%w: the cached state is older than the requested resourceVersion", reason))
 		return
 	}
 	if h.List == nil {
@@ -248,14 +249,14 @@ func (p *Proxy) listFromCache(w http.ResponseWriter, c *call, reason error) {
 		return
 	}
 	if session := p.sessionOf(c); session != nil {
-		p.Filter.Await(c.Context()) // in nobody's turn
+		p.Filter.Await(c.Context()) // before the request has a slot
 		p.inTurn(w, c, p.limits().filtered, func() { p.filteredFromCache(w, c, view, h, list, session) })
 		return
 	}
 	p.fromCacheInTurn(w, c, func() { p.writeList(w, c, view, h.ContentType, list) })
 }
 
-// writeList answers with a list of the cache.
+// writeList answers with a cached list.
 func (p *Proxy) writeList(w http.ResponseWriter, c *call, view *cache.View, contentType string, list *wire.Header) {
 	var size wire.Size
 	shown := p.shownItems(c, view, list)
@@ -270,18 +271,18 @@ func (p *Proxy) writeList(w http.ResponseWriter, c *call, view *cache.View, cont
 		w.Header().Set("Content-Length", strconv.FormatInt(length, 10))
 	}
 	w.Header().Set("Content-Type", contentType)
-	buffered := bufio.NewWriterSize(w, 32<<10) // each write to a client costs some time
+	buffered := bufio.NewWriterSize(w, 32<<10) // few writes to the client are faster
 	err := list.Encode(buffered, size, values(view, shown))
 	if err == nil {
 		err = buffered.Flush()
 	}
 	if err != nil {
-		p.Log.V(2).Info("An answer from the cache broke off", "path", c.URL.Path, "error", err.Error())
-		panic(http.ErrAbortHandler) // the client must see that the answer is not whole
+		p.Log.V(2).Info("Sending a cached response failed", "path", c.URL.Path, "error", err.Error())
+		panic(http.ErrAbortHandler) // the client must see that the response is incomplete
 	}
 }
 
-// values yields the values of a view, and others in place of some of them.
+// values yields the values of a view. A value whose index is in others is replaced.
 func values(view *cache.View, others map[int][]byte) iter.Seq2[[]byte, error] {
 	return func(yield func([]byte, error) bool) {
 		var value []byte
@@ -300,7 +301,7 @@ func values(view *cache.View, others map[int][]byte) iter.Seq2[[]byte, error] {
 	}
 }
 
-// storeCollection stores the answer to a request for a collection.
+// storeCollection stores the response to a list request.
 func (p *Proxy) storeCollection(s *state, c *call, contentType string, body []byte) error {
 	list, err := decodeList(contentType, body)
 	if position := request.PositionOf(c.URL.Query()); errors.Is(err, wire.ErrNotAList) && !position.Limit && position.Continue == "" && isTable(body) {
@@ -312,7 +313,7 @@ func (p *Proxy) storeCollection(s *state, c *call, contentType string, body []by
 	return p.storeList(s, c, contentType, list)
 }
 
-// storeList stores a list, or a chunk of one.
+// storeList stores a list, or a chunk of a list.
 func (p *Proxy) storeList(s *state, c *call, contentType string, list *wire.List) error {
 	position := request.PositionOf(c.URL.Query())
 	h, err := headOf(&list.Header, contentType)
@@ -320,7 +321,7 @@ func (p *Proxy) storeList(s *state, c *call, contentType string, list *wire.List
 		return err
 	}
 	if position.ResourceVersion != "" && s.resume(p, c.key) == nil && s.head.List != nil && wire.IsUpTo(h.ResourceVersion, s.head.ResourceVersion) {
-		return nil // an API server that lags has answered: what is kept is later
+		return nil // the cached state is newer: the response is from an API server that lags behind
 	}
 	*s = state{}
 	if position.Continue == "" && list.Continue == "" {
@@ -334,7 +335,7 @@ func (p *Proxy) storeList(s *state, c *call, contentType string, list *wire.List
 	return p.storeChunk(s, c, list, h)
 }
 
-// pairs yields the ids of items, and the items.
+// pairs yields each item with its id.
 func pairs(items []wire.Item) iter.Seq2[string, []byte] {
 	return func(yield func(string, []byte) bool) {
 		for i := range items {
@@ -345,13 +346,13 @@ func pairs(items []wire.Item) iter.Seq2[string, []byte] {
 	}
 }
 
-// storeChunk stores a list once its last chunk is there.
+// storeChunk adds a chunk to its list, and stores the list with its last chunk.
 func (p *Proxy) storeChunk(s *state, c *call, list *wire.List, h *head) (err error) {
 	position := request.PositionOf(c.URL.Query())
 	snapshot := p.chunks.take(c.key, position.Continue)
 	if snapshot == nil {
 		if position.Continue != "" {
-			return errors.New("its first chunks were not seen")
+			return errors.New("the hub has not received its first chunks")
 		}
 		if snapshot, err = p.Cache.Snapshot(c.key); err != nil {
 			return err
@@ -375,7 +376,7 @@ func (p *Proxy) storeChunk(s *state, c *call, list *wire.List, h *head) (err err
 	return nil
 }
 
-// isTable reports whether a text is a table, as kubectl asks for.
+// isTable reports whether a body is a Table, the kind that kubectl requests.
 func isTable(text []byte) bool {
 	var kind struct {
 		Kind string `json:"kind"`
@@ -383,24 +384,24 @@ func isTable(text []byte) bool {
 	return json.Unmarshal(text, &kind) == nil && kind.Kind == "Table"
 }
 
-// id is that of an object among those of its kind.
+// id is the id of an object within its collection.
 func id(m *wire.Meta) string { return m.Namespace + "/" + m.Name }
 
-// cutID returns what id was made of.
+// cutID returns the namespace and the name from an id.
 func cutID(id string) (namespace, name string) {
 	namespace, name, _ = strings.Cut(id, "/")
 	return namespace, name
 }
 
-// Bounds on the lists of which more chunks are awaited: their number, their part of the cache's size, and how
-// long they are. A client may leave any number of lists in the middle.
+// Limits for chunked lists that are not complete: their number, the divisor of the cache's size for their bytes,
+// and how long a list waits for its next chunk. Clients may abandon any number of lists.
 const (
 	maxChunked  = 32
 	ofChunked   = 2
 	chunkWithin = 5 * time.Minute
 )
 
-// chunks are the lists of which more chunks are awaited, one of a scope.
+// chunks are the chunked lists that are not complete, one per scope.
 type chunks struct {
 	mu      sync.Mutex
 	waiting []chunked // the oldest first
@@ -412,7 +413,7 @@ type chunked struct {
 	at        time.Time
 }
 
-// take returns the list of a scope whose next chunk has this name; nil if there is none.
+// take removes and returns the list of a scope whose next chunk has this continue token; nil if there is none.
 func (s *chunks) take(key, next string) *cache.Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -425,8 +426,8 @@ func (s *chunks) take(key, next string) *cache.Snapshot {
 	return snapshot
 }
 
-// put keeps a list until its next chunk comes, for chunkWithin. Another one of the scope is dropped, and the oldest
-// ones while they have more bytes than most, which is no bound if it is 0.
+// put stores a list until its next chunk arrives, for chunkWithin. It drops an older list of the same scope, and
+// the oldest lists while all lists together have more than most bytes. A most of 0 means no limit.
 func (s *chunks) put(key, next string, snapshot *cache.Snapshot, most int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -444,7 +445,7 @@ func (s *chunks) put(key, next string, snapshot *cache.Snapshot, most int64) {
 	time.AfterFunc(chunkWithin, s.expire)
 }
 
-// expire drops the lists whose next chunk has not come in time.
+// expire drops the lists whose next chunk has not arrived in time.
 func (s *chunks) expire() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

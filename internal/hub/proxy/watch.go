@@ -22,15 +22,15 @@ import (
 )
 
 const (
-	// maxFrame bounds one event, in bytes: the API server's objects have 1.5 MiB at most, and more in
-	// JSON than in what it stores.
+	// maxFrame limits one event, in bytes. Objects of the API server have at most 1.5 MiB; in JSON they are
+	// larger than in its storage.
 	maxFrame = 16 << 20
-	// againAfter is the time between two attempts to continue a watch, and doubles up to maxAgain while
-	// they fail. As much is added by chance.
+	// againAfter is the time between two attempts to continue a watch. It doubles up to maxAgain while they
+	// fail. A random time of up to the same length is added.
 	againAfter, maxAgain = 500 * time.Millisecond, 15 * time.Second
 )
 
-// stream is a watch of one client. It goes on over as many watches of the cloud as it takes.
+// stream is a watch of one client. It may span several watches of the cloud, one after the other.
 type stream struct {
 	*Proxy
 	*call
@@ -38,30 +38,31 @@ type stream struct {
 	w          http.ResponseWriter
 	controller *http.ResponseController
 	position   request.Position
-	// until is when the client wants it to end; zero means never.
+	// until is when the watch must end at the request of the client; zero means never.
 	until  time.Time
 	format wire.Format
-	// begun is true once the client has the beginning of the answer.
+	// begun is true once the response has begun.
 	begun bool
-	// version is the resource version up to which the client has everything; "" while it has not got
-	// all initial events, and the watch cannot be continued.
+	// version is the resource version up to which the client has received all events. It is "" until the client
+	// has all initial events: until then the watch cannot be continued.
 	version string
-	// isInitial is true until the initial events are over, and behind if what is kept does not follow.
+	// isInitial is true until the initial events are complete. behind is true if events could not be queued for
+	// the cache.
 	isInitial, behind bool
-	isIncomplete      bool            // one of the initial events is not kept
-	snapshot          *cache.Snapshot // of the initial events; only for the worker of the scope
-	// newer is the version of what was kept when an event came that was older, and newerSince when that was first
-	// so; only for the worker of the scope.
+	isIncomplete      bool            // one of the initial events was not queued for the cache
+	snapshot          *cache.Snapshot // the initial events; only the worker of the scope uses it
+	// newer is the cached version when an event with an older version came, and newerSince is when that first
+	// happened with this version. Only the worker of the scope uses them.
 	newer      string
 	newerSince time.Time
-	// delivered is true once an event has come since the last break.
+	// delivered is true if an event has arrived since the last interruption.
 	delivered bool
 
 	filtering
 }
 
-// watch answers a request for the changes of a collection. A watch that breaks off is continued
-// from where it was, as soon as the cloud is reachable.
+// watch answers a watch request. A watch that is interrupted continues from its last version as soon as the
+// cloud is reachable.
 func (p *Proxy) watch(w http.ResponseWriter, c *call) {
 	s := &stream{Proxy: p, call: c, w: w, controller: http.NewResponseController(w), position: request.PositionOf(c.URL.Query())}
 	if v := s.position.ResourceVersion; v != "0" && !s.position.InitialEvents {
@@ -86,7 +87,7 @@ func (p *Proxy) watch(w http.ResponseWriter, c *call) {
 		if !s.fromCache(err) {
 			return
 		}
-	case p.isStrange(c) && response.StatusCode == http.StatusOK: // there is no place for it among those that last
+	case p.isStrange(c) && response.StatusCode == http.StatusOK: // no slot for watches is free
 		_ = response.Body.Close()
 		p.busy(w, c)
 		return
@@ -114,7 +115,7 @@ func (s *stream) goOn() {
 		response, err := s.send(s.call, s.rest())
 		if err == nil && s.isStrange(s.call) && response.StatusCode == http.StatusOK {
 			_ = response.Body.Close()
-			return // there is no place for it any more
+			return // no slot for watches is free any more
 		}
 		if err == nil && !s.copy(response) {
 			return
@@ -128,20 +129,20 @@ func (s *stream) goOn() {
 		case <-time.After(pause + rand.N(pause)):
 		}
 	}
-	panic(http.ErrAbortHandler) // it broke off among its initial events: the client begins anew
+	panic(http.ErrAbortHandler) // the initial events are incomplete: the client starts a new watch
 }
 
-// isRecognized reports whether the client would be recognized now. A certificate that has expired counts
-// while the cloud is away only.
+// isRecognized reports whether the client would be recognized now. An expired certificate is accepted only while
+// offline.
 func (s *stream) isRecognized() bool {
 	if s.TLS == nil {
-		return true // the hub itself
+		return true // a request of the hub itself
 	}
 	_, err := s.Recognizer.Recognize(s.Request)
 	return err == nil
 }
 
-// rest is the request for what the client has not got yet.
+// rest returns the request for the events that the client has not received yet.
 func (s *stream) rest() *http.Request {
 	r := s.Clone(s.Context())
 	query := r.URL.Query()
@@ -156,8 +157,8 @@ func (s *stream) rest() *http.Request {
 	return r
 }
 
-// copy gives the client what a watch of the cloud sends, and returns whether the watch is to be
-// continued: it broke off.
+// copy forwards the events of one watch of the cloud to the client. It returns true if this watch was
+// interrupted, so that the stream must continue.
 func (s *stream) copy(response *http.Response) bool {
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
@@ -179,7 +180,7 @@ func (s *stream) copy(response *http.Response) bool {
 	for events := format.NewEventReader(response.Body, maxFrame); ; {
 		e, err := events.Next()
 		if errors.Is(err, io.EOF) {
-			return false // the cloud ended it, as it does at its timeout
+			return false // the cloud ended the watch, for example at its timeout
 		}
 		if err != nil {
 			return true
@@ -190,8 +191,8 @@ func (s *stream) copy(response *http.Response) bool {
 	}
 }
 
-// copyRefusal gives the client the cloud's refusal of a watch. In the middle of a watch it becomes
-// an event, as it would from the cloud.
+// copyRefusal forwards the cloud's error response to a watch request. If the response to the client has begun,
+// the error becomes an ERROR event, as in a watch of the cloud.
 func (s *stream) copyRefusal(response *http.Response) (goOn bool) {
 	if !s.begun {
 		passOn(s.w, response)
@@ -201,7 +202,7 @@ func (s *stream) copyRefusal(response *http.Response) (goOn bool) {
 		return false
 	}
 	if response.StatusCode >= http.StatusInternalServerError || response.StatusCode == http.StatusTooManyRequests {
-		return true // for now
+		return true // a temporary error
 	}
 	format, err := wire.FormatOf(response.Header.Get("Content-Type"))
 	if err != nil {
@@ -229,7 +230,7 @@ func (s *stream) deliverError(status metav1.Status) {
 	}
 }
 
-// deliver gives the client an event, and returns whether there may be more.
+// deliver sends an event to the client, and returns whether the watch may have more events.
 func (s *stream) deliver(e wire.Event) bool {
 	if e.Type == watch.Error {
 		s.write(e.Frame)
@@ -241,7 +242,7 @@ func (s *stream) deliver(e wire.Event) bool {
 		e, passes, err = s.throughGate(e, &m)
 	}
 	if err != nil && s.isGated() {
-		s.Log.Error(err, "A watch of pods ends, because one of them cannot be read")
+		s.Log.Error(err, "Ended a watch of pods, because a pod cannot be decoded")
 		return false
 	}
 	frame := e.Frame
@@ -273,21 +274,22 @@ func (s *stream) deliver(e wire.Event) bool {
 	return true
 }
 
-// write gives the client a frame, and returns whether it took it.
+// write sends a frame to the client, and returns whether that succeeded.
 func (s *stream) write(frame []byte) bool {
 	_ = s.controller.SetWriteDeadline(time.Now().Add(cmp.Or(s.slowAfter, limits.TakeWithin)))
 	if _, err := s.w.Write(frame); err != nil {
 		return false
 	}
 	s.flush()
-	_ = s.controller.SetWriteDeadline(time.Time{}) // else it would end a stream that is silent
+	_ = s.controller.SetWriteDeadline(time.Time{}) // otherwise it would end a watch without events
 	return true
 }
 
 func (s *stream) flush() { _ = s.controller.Flush() }
 
-// fromCache begins the watch with what is kept: the initial events if the client wants them, and
-// nothing otherwise, because it has that state. It returns false if the client has its answer.
+// fromCache begins the watch from the cache. It sends the initial events if the client requests them, and
+// otherwise nothing, because the client has that state. It returns false if the request is answered and the
+// watch must not continue.
 func (s *stream) fromCache(reason error) bool {
 	view, h, found := s.Proxy.fromCache(s.w, s.call, reason)
 	if !found {
@@ -306,7 +308,7 @@ func (s *stream) fromCache(reason error) bool {
 		return false
 	}
 	if v := s.position.ResourceVersion; s.version == "" && v != "" && v != "0" && !wire.IsUpTo(v, h.ResourceVersion) {
-		s.unavailable(s.w, s.Request, fmt.Errorf("%w: the last state here is older than the one that is asked for", reason))
+		s.unavailable(s.w, s.Request, fmt.Errorf("%w: the cached state is older than the requested resourceVersion", reason))
 		return false
 	}
 	if s.version != "" {
@@ -319,7 +321,7 @@ func (s *stream) fromCache(reason error) bool {
 	return goOn
 }
 
-// answerFromCache begins the answer to a watch.
+// answerFromCache begins the response to a watch.
 func (s *stream) answerFromCache() {
 	s.begun = true
 	s.w.Header().Set("Content-Type", s.format.WatchContentType())
@@ -327,7 +329,8 @@ func (s *stream) answerFromCache() {
 	s.flush()
 }
 
-// initialFromCache begins the watch with what is kept, and returns false if the client does not take it.
+// initialFromCache sends the cached state as initial events. It returns false if the bookmark at their end cannot be
+// sent.
 func (s *stream) initialFromCache(view *cache.View, h *head, list *wire.Header) bool {
 	s.answerFromCache()
 	until := time.Now().Add(localWithin)
@@ -347,11 +350,11 @@ func (s *stream) initialFromCache(view *cache.View, h *head, list *wire.Header) 
 			}
 		}
 		if err != nil {
-			s.Log.Error(err, "A watch from the cache broke off", "path", s.URL.Path)
+			s.Log.Error(err, "Sending a cached watch failed", "path", s.URL.Path)
 			panic(http.ErrAbortHandler)
 		}
-		if !s.write(frame) || !s.caller.IsNode && time.Now().After(until) { // others wait for their turn
-			panic(http.ErrAbortHandler) // the client must see that it has not got all of them
+		if !s.write(frame) || !s.caller.IsNode && time.Now().After(until) { // other callers wait for this slot
+			panic(http.ErrAbortHandler) // the client must see that the initial events are incomplete
 		}
 	}
 	if s.position.InitialEvents && s.position.Bookmarks {
