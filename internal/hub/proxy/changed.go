@@ -12,13 +12,13 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// change passes a write on. If it succeeds, what is kept of the object for its client is what the client has
-// made it: a client that read that something is not there, and creates it, may never read it again.
+// change forwards a write. If it succeeds, change updates the caller's cached response to a get of the object,
+// or removes it: a client that once read 404, and then creates the object, may never read it again.
 func (p *Proxy) change(w http.ResponseWriter, c *call) {
 	object := strings.TrimSuffix(c.URL.Path, "/"+c.what.Subresource)
 	isOfAll := c.what.Name == "" // a creation, or the deletion of a collection
 	creates := isOfAll && c.Method == http.MethodPost
-	ofNodesPods := c.caller.IsNode && isPods(c) // the gate decides what the node has of them
+	ofNodesPods := c.caller.IsNode && isPods(c) // the node's state of its pods comes only from the gate
 	if c.what.Resource == "" || ofNodesPods || c.URL.Query().Has("dryRun") || len(p.keptOf(c, object, isOfAll)) == 0 && (isOfAll || !p.keepsList(c, object)) {
 		p.pass(w, c)
 		return
@@ -39,7 +39,7 @@ func (p *Proxy) change(w http.ResponseWriter, c *call) {
 		p.changed.note(c.caller.Name + "\n" + object)
 	}
 	h, body := documentHead(response), []byte(nil)
-	isObject := c.what.Subresource == "" || c.what.Subresource == "status" // and no Scale
+	isObject := c.what.Subresource == "" || c.what.Subresource == "status" // not, for example, a Scale
 	if c.Method != http.MethodDelete && !answer.tooLarge && isObject {
 		h.Code, body = http.StatusOK, bytes.Clone(answer.body)
 	}
@@ -63,7 +63,7 @@ func (p *Proxy) change(w http.ResponseWriter, c *call) {
 	}
 }
 
-// keptOf returns the keys of what is kept for a caller of an object, or of all objects in a collection.
+// keptOf returns the keys of a caller's cached scopes for an object, or for all objects in a collection.
 func (p *Proxy) keptOf(c *call, object string, below bool) (keys []string) {
 	prefix := c.caller.Name + "\n" + object + "\n"
 	if below {
@@ -77,14 +77,14 @@ func (p *Proxy) keptOf(c *call, object string, below bool) (keys []string) {
 	return keys
 }
 
-// keepsList reports whether a collection is kept for a caller that may have an object.
+// keepsList reports whether a cached scope of the caller may contain an object.
 func (p *Proxy) keepsList(c *call, object string) bool {
 	read := &call{caller: c.caller, what: request.Of(&http.Request{Method: http.MethodGet, URL: &url.URL{Path: object}})}
 	return slices.ContainsFunc(p.Cache.Scopes(), func(s cache.Scope) bool { return read.isPartOf(s.Key) })
 }
 
-// retire removes what is kept of pods that the node has read by their names, and that are gone or are others now. uidOf
-// returns the UID of the pod at a path, "" if there is none, and false if that is not known.
+// retire removes the cached single pods of the node that are deleted or replaced. uidOf returns the UID of the
+// pod at a path, "" if the pod does not exist, and false if that is not known.
 func (p *Proxy) retire(c *call, uidOf func(path string) (string, bool)) {
 	for _, s := range p.Cache.Scopes() {
 		parts := strings.SplitN(s.Key, "\n", 3)
@@ -102,11 +102,11 @@ func (p *Proxy) retire(c *call, uidOf func(path string) (string, bool)) {
 	}
 }
 
-// isOf reports whether a document is that of the object with a UID, or that there is none.
+// isOf reports whether a cached document is the object with a UID, or, for the UID "", a 404.
 func (p *Proxy) isOf(key, uid string) bool {
 	view, err := p.Cache.Peek(key)
 	if err != nil {
-		return true // it is gone already
+		return true // it is removed already
 	}
 	defer view.Close()
 	h, err := decodeHead(view.Head())

@@ -20,44 +20,48 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// People read with kubectl, in JSON and as tables, what programs read in other forms. Their answers are made here
-// from what is kept for programs of the same identity.
+// People read the same objects with kubectl, in JSON and as tables, that programs read in other forms. This file
+// makes responses for people from the cached responses for programs of the same identity.
 
-// tableKind is how a client names tables as what it accepts, and includeObject the parameter that says what a row
-// has of its object.
+// tableKind is the parameter of a media type that requests a table. includeObject is the query parameter that
+// says which part of the object a row contains.
 const tableKind, includeObject = "as=table", "includeObject"
 
-// sameAge is what two states that were read at once may differ in age: each is stored after its answer.
+// sameAge is the largest difference in age between two states that were read at the same time: each is stored
+// after its response was sent.
 const sameAge = time.Second
 
-// maxForm bounds what is read for an answer in another form, in bytes: all of it is in memory then, several times.
+// maxForm limits the size of a cached scope from which a response in another form is made, in bytes: several
+// copies of the content are in memory then.
 const maxForm = 8 << 20
 
-// wantsTable reports whether a client accepts a table before all else, as kubectl does.
+// wantsTable reports whether a client prefers a table, like kubectl.
 func (c *call) wantsTable() bool {
 	isObject := c.what.Kind == request.Get && c.what.Name != "" && c.what.Subresource == ""
 	return (c.what.Kind == request.List || isObject) && strings.Contains(c.accepts()[0], tableKind)
 }
 
-// accepts returns what the client of a read accepts, the best first: see request.Request.
+// accepts returns the media types that the client of a read accepts, the preferred one first: see
+// request.Request.
 func (c *call) accepts() []string {
 	return strings.Split(append(strings.Split(c.what.Scope, "\n"), "", "", "")[2], ",")
 }
 
-// form is a kept state from which an answer can be made.
+// form is a cached state from which a response can be made.
 type form struct {
 	cache.Scope
 
 	head    *head
-	objects []runtime.Object // what the request reads of it
+	objects []runtime.Object // the objects of the state that the request reads
 }
 
-// isAsLateAs reports whether a state may answer who asks for a version or a later one. An object does not tell.
+// isAsLateAs reports whether a state may be the response to a request for this version or a later one. A single
+// object has no version of the state, and may always be the response.
 func (f *form) isAsLateAs(version string) bool {
 	return version == "" || version == "0" || f.head.ResourceVersion == "" || wire.IsUpTo(version, f.head.ResourceVersion)
 }
 
-// newestForm returns the newest state that is kept of what is read, in any form, for the caller.
+// newestForm returns the caller's newest cached state, in any form, that contains the content of a read.
 func (p *Proxy) newestForm(c *call) (*form, error) {
 	scopes := p.Cache.Scopes()
 	slices.SortStableFunc(scopes, func(a, b cache.Scope) int { return b.Written.Compare(a.Written) })
@@ -72,7 +76,7 @@ func (p *Proxy) newestForm(c *call) (*form, error) {
 		}
 		h, objects, err := p.keptObjects(s.Key)
 		if err != nil || h.Code != http.StatusOK {
-			continue // it is of a kind that is not known here, or the object was not there
+			continue // the hub does not know the kind, or the object did not exist
 		}
 		objects = slices.DeleteFunc(objects, func(object runtime.Object) bool {
 			m, err := meta.Accessor(object)
@@ -85,8 +89,9 @@ func (p *Proxy) newestForm(c *call) (*form, error) {
 	return nil, fmt.Errorf("another form: %w", cache.ErrNotFound)
 }
 
-// isPartOf reports whether a scope of the caller has all that is read: it is the same collection, or that of all
-// namespaces, with the same selectors, or for an object any collection that may have it.
+// isPartOf reports whether a scope of the caller contains the content of a read. It must be the same collection,
+// or the collection of all namespaces, with the same selectors. For an object it may be any collection that may
+// contain the object.
 func (c *call) isPartOf(key string) bool {
 	parts := strings.Split(key, "\n")
 	if len(parts) < 4 || parts[0] != c.caller.Name {
@@ -104,11 +109,12 @@ func (c *call) isPartOf(key string) bool {
 	return len(parts) == 4 && parts[2] == query.Encode() && (parts[1] == collection || parts[1] == all)
 }
 
-// ofAnyForm is what a caller reads, in any form.
+// ofAnyForm returns the key of a read for all forms: the caller and the path.
 func (c *call) ofAnyForm() string { return c.caller.Name + "\n" + c.what.Path }
 
-// fromOtherForm answers a person from what is kept in another form, if nothing is kept of the request itself, or for
-// a table of pods something older. It returns false if the request is to be answered as others are.
+// fromOtherForm answers a request of a person from a cached state in another form, if the request itself is not
+// cached, or, for a table of pods, if its cached response is older. It returns false if it has not answered the
+// request.
 func (p *Proxy) fromOtherForm(w http.ResponseWriter, c *call, reason error) bool {
 	isTable := c.wantsTable()
 	isJSON := slices.Contains([]string{wire.JSON.ContentType(), "*/*", ""}, c.accepts()[0])
@@ -123,12 +129,13 @@ func (p *Proxy) fromOtherForm(w http.ResponseWriter, c *call, reason error) bool
 	if view, err := p.Cache.Peek(c.key); err == nil {
 		kept = view.Written()
 		_ = view.Close()
-		// The last table of the cloud has columns that are not known here, and an object of a later version fields.
+		// The cached table of the cloud may have columns that the hub does not know, and a cached object of a
+		// newer version may have fields that the hub does not know.
 		if isTable && !isPods(c) || isJSON && !c.isForTable {
 			return false
 		}
 	}
-	isAnswered := true // also if there is no turn
+	isAnswered := true // also if the request gets no slot
 	p.fromCacheInTurn(w, c, func() {
 		f, err := p.newestForm(c)
 		if isAnswered = err == nil && f.Key != c.key && f.Written.Sub(kept) > sameAge && f.isAsLateAs(position.ResourceVersion); !isAnswered {
@@ -187,13 +194,13 @@ func (p *Proxy) writeForm(w http.ResponseWriter, c *call, f *form, isTable bool)
 	return nil
 }
 
-// podsAsTable answers the node's request for a table of pods. What an API server prints could not be looked into,
-// so the pods themselves are read, pass the gate, and are printed here.
+// podsAsTable answers the node's request for a table of pods. The hub cannot read the table of an API server. So
+// it reads the pods themselves, applies the gate, and prints them.
 func (p *Proxy) podsAsTable(w http.ResponseWriter, c *call) {
 	accepts := wire.JSON.ContentType()
 	if f, err := p.newestForm(c); err == nil && c.what.Kind == request.List {
 		if parts := strings.Split(f.Key, "\n"); parts[1] == c.what.Path {
-			accepts = parts[3] // the kubelet reads the same: nothing else has to be kept
+			accepts = parts[3] // the kubelet's scope: no other scope has to be cached
 		}
 	}
 	inner := &call{Request: c.Clone(c.Context()), caller: c.caller, began: c.began, isForTable: true}
@@ -238,7 +245,7 @@ func (p *Proxy) podsAsTable(w http.ResponseWriter, c *call) {
 	}
 }
 
-// statusIn returns the Status of an answer in JSON.
+// statusIn converts the Status in a response to JSON.
 func statusIn(contentType string, text []byte) ([]byte, error) {
 	format, err := wire.FormatOf(contentType)
 	if err != nil {
@@ -251,7 +258,7 @@ func statusIn(contentType string, text []byte) ([]byte, error) {
 	return wire.JSON.EncodeStatus(status)
 }
 
-// tableOf prints the pods of an answer.
+// tableOf prints the pods of a response as a table.
 func tableOf(answer *ownAnswer, body *limited, include table.Include) ([]byte, error) {
 	if answer.code != http.StatusOK {
 		return nil, nil
@@ -274,7 +281,7 @@ func tableOf(answer *ownAnswer, body *limited, include table.Include) ([]byte, e
 	case metav1.Object:
 		version = o.GetResourceVersion()
 	default:
-		return nil, errors.New("the answer is no object")
+		return nil, errors.New("the response is not an object")
 	}
 	t, err := table.Of(objects, version, include, time.Now())
 	if err != nil {

@@ -20,35 +20,36 @@ import (
 )
 
 const (
-	// maxJobs bounds what waits to be stored for one scope. A disk that hangs must not stop answers.
+	// maxJobs limits the jobs that wait to be stored for one scope. A disk that hangs must not block responses.
 	maxJobs = 1024
-	// spaceWithin is how long a stream waits for a place in a full queue, the first time.
+	// spaceWithin is how long a stream waits for space in a full queue, the first time.
 	spaceWithin = time.Second
-	// settleWithin is how long an answer from the cache waits for what is still to be stored.
+	// settleWithin is how long a response from the cache waits for the jobs of its scope.
 	settleWithin = 2 * time.Second
-	// healEvery is the time between two attempts to read a collection of which the cache has lost track.
+	// healEvery is the least time between two attempts to list a collection again after the cache has missed
+	// events.
 	healEvery = 30 * time.Second
-	// giveUpFor is that time if the collection was too large to be kept.
+	// giveUpFor is this time if the collection was too large to be cached.
 	giveUpFor = time.Hour
-	// restoredAfter is for how long what is kept may be newer than the events that come.
+	// restoredAfter is how long the cached state may be newer than the events that arrive.
 	restoredAfter = 5 * time.Minute
 )
 
-// queues store what passes through the proxy after the clients have it: for each scope in its
-// order, and one thing at a time.
+// queues store responses and events after the clients have received them. The jobs of one scope run in order,
+// one at a time.
 type queues struct {
 	mu     sync.Mutex
 	of     map[string]*queue
-	others int                  // those of others than the node
+	others int                  // the number of queues of callers other than the node
 	healed map[string]time.Time // when a scope was last read by heal
 	tasks  tasks
 }
 
-// tasks counts goroutines. Unlike a [sync.WaitGroup], it may be waited for while more begin.
+// tasks counts goroutines. Unlike a [sync.WaitGroup], it allows new tasks while a goroutine waits.
 type tasks struct {
 	mu      sync.Mutex
 	running int
-	none    chan struct{} // closed when none runs; nil if nobody waits
+	none    chan struct{} // closed when no task runs; nil if no goroutine waits
 }
 
 // Go runs a task.
@@ -86,24 +87,24 @@ func (t *tasks) Wait() {
 	<-none
 }
 
-// queue is the work on one scope. It is there while there is work.
+// queue has the jobs of one scope. It exists while there are jobs.
 type queue struct {
 	jobs  []func(*state)
-	space chan struct{} // gets something when a job is taken
+	space chan struct{} // receives a value when a job is taken
 	state state
 }
 
-// state is what the worker of a scope has between two jobs: the writer that continues what is kept,
-// and its head. Both are nil if they are not known.
+// state is the state of a scope's worker between two jobs: the writer that continues the cached state, and the
+// head of the cached state. Both are nil if they are not known.
 type state struct {
 	writer *cache.Writer
 	head   *head
 }
 
-// add adds a job for a scope. It waits for a place, and returns false if there is none, or if something of
-// too many scopes waits.
+// add adds a job for a scope. It waits for space in the queue. It returns false if there is none in time, or if
+// too many scopes have jobs.
 func (q *queues) add(key string, wait time.Duration, job func(*state)) bool {
-	var timer <-chan time.Time // there mostly is a place
+	var timer <-chan time.Time // created only if needed: usually there is space
 	for {
 		q.mu.Lock()
 		one := q.of[key]
@@ -161,14 +162,14 @@ func (q *queues) run(key string, one *queue) {
 	}
 }
 
-// isBusy reports whether something that has been added for a scope is not stored yet.
+// isBusy reports whether a scope has jobs.
 func (q *queues) isBusy(key string) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.of[key] != nil
 }
 
-// settle waits until what has been added for a scope is stored, and not for long.
+// settle waits until the current jobs of a scope are done, for at most settleWithin.
 func (q *queues) settle(key string) {
 	if !q.isBusy(key) {
 		return
@@ -183,7 +184,7 @@ func (q *queues) settle(key string) {
 	}
 }
 
-// mayHeal reports whether it is time to read a scope again.
+// mayHeal reports whether a scope may be listed again now, and records that it is.
 func (q *queues) mayHeal(key string) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -202,7 +203,8 @@ func (q *queues) mayHeal(key string) bool {
 	return true
 }
 
-// note notes that something of a scope is not kept, and why.
+// note records that a response or an event of a scope was not cached. If it was too large, the next heal waits
+// for giveUpFor.
 func (q *queues) note(key string, err error) {
 	if !errors.Is(err, cache.ErrTooLarge) {
 		return
@@ -215,24 +217,26 @@ func (q *queues) note(key string, err error) {
 	q.healed[key] = time.Now().Add(giveUpFor - healEvery)
 }
 
-// keep stores something of a scope after the client has its answer, and returns false if it will not be
-// stored. What was kept before stays if that fails: it says of when it is.
+// keep stores a response after the client has received it, and returns false if it will not be stored. If
+// storing fails, the previous cached state remains: it includes its own time.
 func (p *Proxy) keep(c *call, store func(*state) error) bool {
 	queued := p.queues.add(c.key, 0, func(s *state) {
-		if err := p.Panics.Do("keeping an answer", func() error { return store(s) }); err != nil {
+		if err := p.Panics.Do("caching a response", func() error { return store(s) }); err != nil {
 			*s = state{}
 			p.queues.note(c.key, err)
-			p.Log.V(2).Info("An answer is not kept", "path", c.URL.Path, "error", err.Error())
+			p.Log.V(2).Info("Caching a response failed", "path", c.URL.Path, "error", err.Error())
 		}
 	})
 	if !queued {
-		p.Log.V(2).Info("An answer is not kept, because the disk is slow", "path", c.URL.Path)
+		p.Log.V(2).Info("A response is not cached, because the disk is slow", "path", c.URL.Path)
 	}
 	return queued
 }
 
-// drop removes what is kept of a scope, and of what it reads in other forms: the cloud refuses them now, and if they
-// are those of the node or of a client of Services, for some time. Lists that have the object stay: they are of another right.
+// drop removes a scope from the cache, and the scopes with other forms of the same content, because the cloud
+// refuses the request now. Scopes of the node and of clients of Services are removed only after the cloud has
+// refused them for some time. Cached lists that contain a refused object remain, because lists need another
+// permission.
 func (p *Proxy) drop(c *call) {
 	if isLasting := p.refusals.isLasting(c.key); p.Cache.RankOf(c.key) > 0 && !isLasting {
 		return
@@ -254,12 +258,12 @@ func (p *Proxy) drop(c *call) {
 	}
 }
 
-// follow keeps the state of a stream's scope as its events make it. before is the version of the
-// client before the event, and passes is false if the client did not get the event.
+// follow updates the cached state of a stream's scope with an event. before is the version that the client had
+// before the event. passes is false if the client does not receive the event.
 func (s *stream) follow(e wire.Event, m wire.Meta, before string, passes bool) {
 	var object []byte
 	if passes {
-		object = bytes.Clone(e.Object) // the frame is used again
+		object = bytes.Clone(e.Object) // the memory of the frame is reused
 	}
 	wait := spaceWithin
 	if s.behind {
@@ -276,7 +280,7 @@ func (s *stream) follow(e wire.Event, m wire.Meta, before string, passes bool) {
 	}
 	s.behind = !s.queues.add(s.key, wait, func(st *state) {
 		defer limit.Give(size)
-		err := s.Panics.Do("keeping an event", func() error {
+		err := s.Panics.Do("caching an event", func() error {
 			switch {
 			case initial && incomplete:
 				return errGap
@@ -290,7 +294,7 @@ func (s *stream) follow(e wire.Event, m wire.Meta, before string, passes bool) {
 			*st = state{}
 			s.dropSnapshot()
 			s.queues.note(s.key, err)
-			s.Log.V(2).Info("The cache has lost track of a collection", "path", s.URL.Path, "error", err.Error())
+			s.Log.V(2).Info("The cache has missed events of a collection", "path", s.URL.Path, "error", err.Error())
 			s.heal(s.call)
 		}
 	})
@@ -300,8 +304,8 @@ func (s *stream) follow(e wire.Event, m wire.Meta, before string, passes bool) {
 	}
 }
 
-// lose notes that an event is not kept. The next one of the stream finds what is missing; if it is the last
-// of the initial ones, the next one may be long in coming.
+// lose records that an event is not cached. The next event of the stream detects the gap. After the last of the
+// initial events, the next event may take long to arrive, so lose calls heal.
 func (s *stream) lose(initial bool) {
 	s.behind = true
 	s.isIncomplete = s.isIncomplete || initial
@@ -310,7 +314,7 @@ func (s *stream) lose(initial bool) {
 	}
 }
 
-// dropSnapshot drops the initial events. Only the worker of the scope uses s.snapshot.
+// dropSnapshot discards the initial events. Only the worker of the scope uses s.snapshot.
 func (s *stream) dropSnapshot() {
 	if s.snapshot != nil {
 		s.snapshot.Abort()
@@ -318,12 +322,12 @@ func (s *stream) dropSnapshot() {
 	}
 }
 
-// begin prepares the keeping of what a stream brings.
+// begin prepares the caching of a stream's events.
 func (s *stream) begin() {
 	s.isInitial = s.position.InitialEvents
 	initial, version := s.isInitial, s.version
 	s.behind = !s.queues.add(s.key, spaceWithin, func(st *state) {
-		err := s.Panics.Do("keeping what a watch brings", func() (err error) {
+		err := s.Panics.Do("preparing to cache the events of a watch", func() (err error) {
 			switch {
 			case initial:
 				s.snapshot, err = s.Cache.Snapshot(s.key)
@@ -341,26 +345,26 @@ func (s *stream) begin() {
 	s.isIncomplete = initial && s.behind
 }
 
-// finish ends the keeping of what a stream brings. What is kept stays.
+// finish ends the caching of a stream's events. The cached state remains.
 func (s *stream) finish() {
 	if s.isInitial || s.isIncomplete {
 		s.queues.tasks.Go(func() {
 			for !s.queues.add(s.key, spaceWithin, func(*state) { s.dropSnapshot() }) {
-				time.Sleep(againAfter) // it has a file, and what waits before it is worked on
+				time.Sleep(againAfter) // the snapshot has a file, so it must be dropped once there is space in the queue
 			}
 		})
 	}
 }
 
-// storeInitial adds an initial event, and stores the state at the last one.
+// storeInitial adds an initial event to the snapshot, and commits the snapshot at the last one.
 func (s *stream) storeInitial(st *state, kind watch.EventType, object []byte, m *wire.Meta) error {
 	if s.snapshot == nil {
-		return nil // it could not be begun, or has failed: heal was called
+		return nil // it could not be created, or has failed: heal was called
 	}
 	typed := s.format != wire.Protobuf && (isCustom(m.APIVersion) || m.Kind == "PartialObjectMetadata")
 	switch kind {
 	case watch.Added, watch.Modified:
-		if object == nil { // it did not pass the gate
+		if object == nil { // the gate holds it
 			return nil
 		}
 		item, err := s.format.ItemOf(object, typed)
@@ -379,29 +383,29 @@ func (s *stream) storeInitial(st *state, kind watch.EventType, object []byte, m 
 		*st = state{writer, h}
 		return err
 	default:
-		return fmt.Errorf("an event %s among the initial ones", kind)
+		return fmt.Errorf("an event %s among the initial events", kind)
 	}
 }
 
-// builtinGroups are the groups below k8s.io of the API server's own kinds. There are groups of custom
-// resources, too.
+// builtinGroups are the API groups of built-in kinds, without the suffix .k8s.io. Other groups with this suffix
+// have custom resources.
 var builtinGroups = []string{
 	"admissionregistration", "apiextensions", "apiregistration", "authentication", "authorization", "certificates", "coordination", "discovery", "events",
 	"flowcontrol.apiserver", "internal.apiserver", "networking", "node", "rbac.authorization", "resource", "scheduling", "storage", "storagemigration",
 }
 
-// isCustom reports whether an API server writes lists of a kind as it does those of custom resources,
-// whose items have an apiVersion and a kind.
+// isCustom reports whether an API server encodes lists of a kind like lists of custom resources, whose items
+// have an apiVersion and a kind.
 func isCustom(apiVersion string) bool {
 	group, _, _ := strings.Cut(apiVersion, "/")
 	name, isBelow := strings.CutSuffix(group, ".k8s.io")
 	return strings.Contains(group, ".") && (!isBelow || !slices.Contains(builtinGroups, name))
 }
 
-// errGap means that events of a collection are missing in the cache.
-var errGap = errors.New("what is kept is older than the events that come")
+// errGap means that the cached state of a collection has missed events.
+var errGap = errors.New("the cached state has missed events")
 
-// storeEvent adds a change to what is kept, if that is the state before it.
+// storeEvent applies an event to the cached state, if that is the state before the event.
 func (s *stream) storeEvent(st *state, kind watch.EventType, object []byte, m *wire.Meta, before string) error {
 	if st.writer == nil {
 		if err := st.resume(s.Proxy, s.key); err != nil {
@@ -419,7 +423,7 @@ func (s *stream) storeEvent(st *state, kind watch.EventType, object []byte, m *w
 	st.head.ResourceVersion = m.ResourceVersion
 	switch {
 	case object == nil || kind == watch.Bookmark:
-		return st.writer.Advance(st.head.encode()) // the disk stays at rest
+		return st.writer.Advance(st.head.encode()) // without a write to the disk
 	case kind == watch.Deleted:
 		return st.writer.Delete(id(m), st.head.encode())
 	default:
@@ -431,9 +435,9 @@ func (s *stream) storeEvent(st *state, kind watch.EventType, object []byte, m *w
 	}
 }
 
-// noteOlder notes an event that is not newer than what is kept: another stream or a list has brought it. If
-// what is kept stays the newer one for long, the API server's data was restored to what it was before, and it
-// returns errGap: the collection is read anew.
+// noteOlder handles an event that is not newer than the cached state, because another stream or a list has
+// already stored it. If the cached state stays newer for longer than restoredAfter, the API server's data was
+// restored from a backup, and noteOlder returns errGap: the collection is then listed again.
 func (s *stream) noteOlder(event, kept string) error {
 	switch {
 	case event == kept:
@@ -447,7 +451,7 @@ func (s *stream) noteOlder(event, kept string) error {
 	return nil
 }
 
-// resume reads what is kept of a scope, to continue it.
+// resume opens the cached state of a scope to continue it.
 func (st *state) resume(p *Proxy, key string) error {
 	if st.writer != nil {
 		return nil
@@ -463,8 +467,9 @@ func (st *state) resume(p *Proxy, key string) error {
 	return err
 }
 
-// heal reads the collection of a stream anew, as its caller, because the cache cannot follow its
-// events. It tries until it succeeds or the stream ends, and begins from time to time only.
+// heal lists the collection of a stream again, as its caller, because the cache has missed events. It retries
+// until it succeeds or the stream ends. It does nothing if the last heal of the scope was less than healEvery
+// ago.
 func (p *Proxy) heal(c *call) {
 	if c.Context().Err() != nil || !p.queues.mayHeal(c.key) {
 		return
@@ -479,11 +484,11 @@ func (p *Proxy) heal(c *call) {
 	list.Header.Set("Accept", strings.ReplaceAll(strings.Join(c.Header.Values("Accept"), ","), "as=PartialObjectMetadata;", "as=PartialObjectMetadataList;"))
 	p.queues.tasks.Go(func() {
 		for pause := againAfter; p.Cloud.AwaitOnline(list.Context()) == nil; pause = min(2*pause, healEvery) {
-			err := p.Panics.Do("reading a collection anew", func() error { return p.readAnew(list) })
+			err := p.Panics.Do("listing a collection again", func() error { return p.readAnew(list) })
 			if err == nil || list.Context().Err() != nil {
 				return
 			}
-			p.Log.V(2).Info("A collection of which the cache has lost track is not read", "path", c.URL.Path, "error", err.Error())
+			p.Log.V(2).Info("Listing a collection with missed events failed", "path", c.URL.Path, "error", err.Error())
 			select {
 			case <-list.Context().Done():
 			case <-time.After(pause):
@@ -492,8 +497,8 @@ func (p *Proxy) heal(c *call) {
 	})
 }
 
-// errFull means that too much waits to be stored.
-var errFull = errors.New("too much waits to be stored")
+// errFull means that too many bytes wait to be stored.
+var errFull = errors.New("too many bytes wait to be stored")
 
 func (p *Proxy) readAnew(c *call) error {
 	response, err := p.send(c, c.Request)
@@ -502,7 +507,7 @@ func (p *Proxy) readAnew(c *call) error {
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("the API server answers %s", response.Status)
+		return fmt.Errorf("the API server answered %s", response.Status)
 	}
 	answer, err := receive(response)
 	if err != nil {

@@ -14,32 +14,35 @@ import (
 )
 
 const (
-	// maxAnswers limits the requests of a caller that are answered at a time, and maxAllAnswers those of all but the
-	// node: each may have a part of an answer in memory that its client does not read. maxStreams and maxAllStreams limit
-	// watches and other protocols. maxWaiting limits the requests of a caller that wait for a slot.
+	// maxAnswers limits the concurrent requests of a caller, and maxAllAnswers the concurrent requests of all
+	// callers but the node: each may have a part of a response in memory that its client does not read.
+	// maxStreams and maxAllStreams limit watches and requests for other protocols. maxWaiting limits the
+	// requests of a caller that wait for a slot.
 	maxAnswers, maxAllAnswers = 64, 256
 	maxStreams, maxAllStreams = 200, 400
 	maxWaiting                = 192
-	// maxStrange limits the requests of a connection, and maxAllStrange those of all, that are in progress with a
-	// token that the cloud has not accepted yet: anybody can invent such tokens, and everybody begins with one.
+	// maxStrange limits the concurrent requests of strangers on one connection, and maxAllStrange those on all
+	// connections. A stranger is a caller with a token that the cloud has not accepted yet: anyone can invent
+	// such a token, and every caller begins as a stranger.
 	maxStrange, maxAllStrange = 4, 64
-	// maxFiltered limits the lists that are filtered for a caller at a time, and maxAllFiltered those for all: each is
-	// in memory as a whole.
+	// maxFiltered limits the lists that are filtered concurrently for a caller, and maxAllFiltered for all
+	// callers: each list is completely in memory.
 	maxFiltered, maxAllFiltered = 1, 2
-	// maxCached limits the collections that a caller gets from the cache at a time, and maxAllCached those that all but
-	// the node get: to read one takes CPU time, of which the node needs some. Documents of more than maxSmall bytes count.
+	// maxCached limits the collections that a caller reads concurrently from the cache, and maxAllCached those
+	// of all callers but the node: reading a collection takes CPU time, and the node needs some. Documents of
+	// more than maxSmall bytes count as collections.
 	maxCached, maxAllCached = 1, 4
 	maxSmall                = 64 << 10
-	// maxScopes limits the scopes of the node of which something waits to be stored, and maxOthersQueues those of all
-	// others.
+	// maxScopes limits the scopes of the node with jobs in queues, and maxOthersQueues the scopes of all other
+	// callers with jobs.
 	maxScopes, maxOthersQueues = 3000, 512
 )
 
-// limiters are the limits of what is in progress. Those of requests are for all but the node; to filter a list the node
-// takes a slot, too.
+// limiters limit work in progress. The limits for requests do not apply to the node, except that the node also
+// needs a slot to filter a list.
 type limiters struct {
 	answers, streams, strangers, strangeStreams, cached, filtered *limits.Requests
-	// ofNode and ofOthers limit the bytes of answers that wait to be stored.
+	// ofNode and ofOthers limit the bytes of responses that wait to be stored.
 	ofNode, ofOthers *limits.Bytes
 }
 
@@ -60,7 +63,7 @@ func (p *Proxy) limits() *limiters {
 	return &p.limiters
 }
 
-// slot is that of a request in progress.
+// slot is the slot of a request in progress.
 type slot struct {
 	in  *limits.Requests
 	who string
@@ -68,13 +71,15 @@ type slot struct {
 
 func (s *slot) release() { s.in.Release(s.who) }
 
-// isStream reports whether a request may last.
+// isStream reports whether a request may last long.
 func (c *call) isStream() bool { return c.what.Kind == request.Watch || c.what.Kind == request.Stream }
 
-// isKnown reports whether the cloud has accepted the caller. A token that it has not accepted may claim any name.
+// isKnown reports whether the cloud has accepted the caller's token, or the caller is the node. A token that the
+// cloud has not accepted may contain any name.
 func (p *Proxy) isKnown(c *call) bool { return c.caller.IsNode || p.Tokens.Knows(c.caller.Token) }
 
-// whose returns who has the slot of a request: those whom the cloud has not accepted share theirs.
+// whose returns the name under which a request takes slots. All callers whose token the cloud has not accepted
+// share one name.
 func (p *Proxy) whose(c *call) string {
 	if !p.isKnown(c) {
 		return ""
@@ -82,8 +87,8 @@ func (p *Proxy) whose(c *call) string {
 	return c.caller.Name
 }
 
-// slotFor returns the slot for a request. No answer to one for another protocol proves its token: it has a
-// stranger's for as long as it lasts, and there are some of their own for it.
+// slotFor returns the slot for a request. A request for another protocol with an unknown token keeps its slot of
+// strangers until it ends, because no response to it proves the token. It has separate slots for this reason.
 func (p *Proxy) slotFor(c *call) slot {
 	in, isKnown := p.limits(), p.isKnown(c)
 	switch {
@@ -98,17 +103,17 @@ func (p *Proxy) slotFor(c *call) slot {
 	}
 }
 
-// isStrange reports whether a request has a slot of strangers that it does not keep.
+// isStrange reports whether a request has a slot of strangers that it may leave: see leaveStrangers.
 func (p *Proxy) isStrange(c *call) bool { return c.slot != nil && c.slot.in == p.limits().strangers }
 
-// admit waits for a slot for a request of others than the node. It returns the writer for the answer, and what releases
-// the slot; that is nil if the request was rejected.
+// admit waits for a slot for a request of a caller other than the node. It returns the writer for the response,
+// and a function that releases the slot. The function is nil if the request was rejected.
 func (p *Proxy) admit(w http.ResponseWriter, c *call) (_ http.ResponseWriter, release func()) {
 	ctx, cancel := context.WithTimeout(c.Context(), limits.WaitWithin)
 	defer cancel()
 	s := p.slotFor(c)
 	is := s.in.Acquire(ctx, s.who)
-	if is && s.in == p.limits().strangers && p.isKnown(c) { // another request has shown that meanwhile
+	if is && s.in == p.limits().strangers && p.isKnown(c) { // another request has proved the token meanwhile
 		s.release()
 		s = p.slotFor(c)
 		is = s.in.Acquire(ctx, s.who)
@@ -128,8 +133,8 @@ func (p *Proxy) admit(w http.ResponseWriter, c *call) (_ http.ResponseWriter, re
 	return limits.NewWriter(w, cmp.Or(p.slowAfter, limits.TakeWithin)), release
 }
 
-// leaveStrangers gives a request that the cloud has accepted a slot of known callers, if one is free: what begins as
-// a stranger's may last.
+// leaveStrangers moves a request that the cloud has accepted from a slot of strangers to a slot of known
+// callers, if one is free, so that requests that last do not take the slots of strangers.
 func (p *Proxy) leaveStrangers(c *call) {
 	if !p.isStrange(c) {
 		return
@@ -140,7 +145,7 @@ func (p *Proxy) leaveStrangers(c *call) {
 	}
 }
 
-// inTurn calls answer when the caller has a slot.
+// inTurn calls answer when the caller has a slot. Without a slot it answers 429.
 func (p *Proxy) inTurn(w http.ResponseWriter, c *call, in *limits.Requests, answer func()) {
 	who := p.whose(c)
 	if !in.Acquire(c.Context(), who) {
@@ -151,7 +156,8 @@ func (p *Proxy) inTurn(w http.ResponseWriter, c *call, in *limits.Requests, answ
 	answer()
 }
 
-// fromCacheInTurn calls answer, which reads a collection of the cache. All but the node wait for their turn.
+// fromCacheInTurn calls answer, which reads a collection from the cache. Callers other than the node wait for a
+// slot.
 func (p *Proxy) fromCacheInTurn(w http.ResponseWriter, c *call, answer func()) {
 	if c.caller.IsNode {
 		answer()
@@ -160,16 +166,16 @@ func (p *Proxy) fromCacheInTurn(w http.ResponseWriter, c *call, answer func()) {
 	p.inTurn(w, c, p.limits().cached, answer)
 }
 
-// busy answers that the hub does too much of this kind at the moment.
+// busy answers 429: too many requests of this kind are in progress.
 func (p *Proxy) busy(w http.ResponseWriter, c *call) {
 	if p.hasEnded(w, c.Request) {
 		return
 	}
-	p.refuse(w, c.Request, http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, "the node's hub answers too many requests of this kind at the moment")
+	p.refuse(w, c.Request, http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, "too many requests of this kind are in progress in the hub")
 }
 
-// bytesOf is the limit of what waits to be stored for a caller. The node has its own, and what its hub reads of the pool
-// is not part of that.
+// bytesOf returns the limit for the bytes of a caller that wait to be stored. The node has its own limit, which
+// does not include what the hub itself reads of the pool.
 func (p *Proxy) bytesOf(c *call) *limits.Bytes {
 	if c.caller == identity.OfNode() {
 		return p.limits().ofNode
@@ -177,11 +183,11 @@ func (p *Proxy) bytesOf(c *call) *limits.Bytes {
 	return p.limits().ofOthers
 }
 
-// keepSized is keep for n bytes that are in memory until they are stored.
+// keepSized is keep for n bytes that stay in memory until they are stored.
 func (p *Proxy) keepSized(c *call, n int, store func(*state) error) bool {
 	limit := p.bytesOf(c)
 	if !limit.Take(int64(n)) {
-		p.Log.V(2).Info("An answer is not kept, because too much waits to be stored", "path", c.URL.Path)
+		p.Log.V(2).Info("A response is not cached, because too many bytes wait to be stored", "path", c.URL.Path)
 		return false
 	}
 	queued := p.keep(c, func(s *state) error {
@@ -194,5 +200,5 @@ func (p *Proxy) keepSized(c *call, n int, store func(*state) error) bool {
 	return queued
 }
 
-// isOfNode reports whether a key is one of the node's scopes.
+// isOfNode reports whether a key is the key of a scope of the node.
 func isOfNode(key string) bool { return strings.HasPrefix(key, identity.OfNode().Name+"\n") }
