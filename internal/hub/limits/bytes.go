@@ -2,16 +2,16 @@ package limits
 
 import "sync/atomic"
 
-// Bytes limits memory. nil is no limit. It is safe for concurrent use.
+// Bytes limits memory in bytes. A nil Bytes means no limit. It is safe for concurrent use.
 type Bytes struct {
 	limit int64
 	taken atomic.Int64
 }
 
-// NewBytes returns a limit in bytes.
+// NewBytes returns a Bytes with a limit in bytes.
 func NewBytes(limit int64) *Bytes { return &Bytes{limit: limit} }
 
-// Take takes n bytes until Give is called, and returns false if there are not as many.
+// Take takes n bytes until Give is called. It returns false, and takes nothing, if fewer are left.
 func (b *Bytes) Take(n int64) bool {
 	if b == nil || b.taken.Add(n) <= b.limit {
 		return true
@@ -20,7 +20,7 @@ func (b *Bytes) Take(n int64) bool {
 	return false
 }
 
-// Give gives bytes back.
+// Give gives n bytes back.
 func (b *Bytes) Give(n int64) {
 	if b != nil {
 		b.taken.Add(-n)

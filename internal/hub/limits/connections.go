@@ -9,26 +9,27 @@ import (
 	"sync"
 )
 
-// Connections limits connections: of clients that have not shown yet who they are, of each caller, and of all callers.
-// It closes the surplus: of unknown clients the oldest ones first, of a caller those first that have no request. Those
-// of the node are not limited.
+// Connections limits three numbers of connections: those of unknown clients, which have not proved their
+// identity yet, those of each caller, and those of all callers together. Above a limit it closes connections:
+// the oldest ones of unknown clients, and of a caller first those without a request in progress. Connections of
+// the node are not limited.
 type Connections struct {
 	unknown, perCaller, total int
 
 	mu  sync.Mutex
 	all map[net.Conn]*connection
-	// of has the connections of each caller, the oldest first; "" is that of unknown clients.
+	// of has the connections of each caller, the oldest first; "" is the key for unknown clients.
 	of map[string]*list.List
-	// known is the number of connections of callers.
+	// known is the number of connections of all callers, without those of unknown clients.
 	known int
 }
 
-// NewConnections returns a limit. A limit for unknown clients only has 0 for the others.
+// NewConnections returns a Connections. If only unknown clients need a limit, perCaller and total may be 0.
 func NewConnections(unknown, perCaller, total int) *Connections {
 	return &Connections{unknown: unknown, perCaller: perCaller, total: total, all: map[net.Conn]*connection{}, of: map[string]*list.List{}}
 }
 
-// connection is one that is limited.
+// connection is a limited connection.
 type connection struct {
 	conn net.Conn
 	who  string
@@ -38,7 +39,7 @@ type connection struct {
 
 type connectionKey struct{}
 
-// Open adds a connection: see http.Server.ConnContext.
+// Open adds a connection of an unknown client: see http.Server.ConnContext.
 func (c *Connections) Open(ctx context.Context, conn net.Conn) context.Context {
 	c.mu.Lock()
 	one := &connection{conn: conn}
@@ -54,7 +55,8 @@ func (c *Connections) Open(ctx context.Context, conn net.Conn) context.Context {
 	return context.WithValue(ctx, connectionKey{}, conn)
 }
 
-// Change notes that a connection has no request, or that it is over: see http.Server.ConnState.
+// Change records whether a connection has a request in progress, and removes a connection that is closed or
+// hijacked: see http.Server.ConnState.
 func (c *Connections) Change(conn net.Conn, state http.ConnState) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -68,8 +70,8 @@ func (c *Connections) Change(conn net.Conn, state http.ConnState) {
 	}
 }
 
-// Trust tells that the client of the connection of ctx has shown who it is: the node, or the caller that name returns.
-// Another caller that uses the same connection later makes no difference.
+// Trust records that the client of the connection of ctx has proved its identity: the node, or the caller that
+// name returns. If another caller uses the same connection later, nothing changes.
 func (c *Connections) Trust(ctx context.Context, isNode bool, name func() string) {
 	conn, is := ctx.Value(connectionKey{}).(net.Conn)
 	if !is {
@@ -79,7 +81,7 @@ func (c *Connections) Trust(ctx context.Context, isNode bool, name func() string
 	one := c.all[conn]
 	var surplus *connection
 	switch {
-	case one == nil: // it is that of the node, or over
+	case one == nil: // a connection of the node, or closed
 	case isNode:
 		c.removeLocked(one)
 	case one.who == "":
@@ -89,7 +91,7 @@ func (c *Connections) Trust(ctx context.Context, isNode bool, name func() string
 	surplus.close()
 }
 
-// assignLocked makes a connection that of a caller, and returns one that is to be closed, or nil.
+// assignLocked assigns a connection to a caller, and returns a connection that must be closed, or nil.
 func (c *Connections) assignLocked(one *connection, who string) *connection {
 	c.dropLocked(one)
 	c.addLocked(one, who)
@@ -124,7 +126,7 @@ func (c *Connections) addLocked(one *connection, who string) {
 	}
 }
 
-// dropLocked takes a connection from its caller.
+// dropLocked removes a connection from its caller.
 func (c *Connections) dropLocked(one *connection) {
 	of := c.of[one.who]
 	of.Remove(one.at)
@@ -142,8 +144,8 @@ func (c *Connections) removeLocked(one *connection) {
 	delete(c.all, one.conn)
 }
 
-// close closes a connection, if it is one, at once: tls.Conn.Close would wait for a client that does not
-// read.
+// close closes a connection immediately: tls.Conn.Close would wait for a client that does not read. It does
+// nothing for nil.
 func (one *connection) close() {
 	if one == nil {
 		return

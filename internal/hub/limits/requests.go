@@ -1,5 +1,6 @@
-// Package limits bounds what one client of the hub, and all of them together, may take: requests in progress, bytes of
-// answers that wait to be stored, connections, and the time for a part of an answer. It must not know what is asked for.
+// Package limits limits what one client of the hub, and all clients together, may use: requests in progress,
+// bytes of responses that wait to be stored, connections, and the time for sending a part of a response. It must
+// not know the content of requests.
 package limits
 
 import (
@@ -13,7 +14,7 @@ import (
 // WaitWithin is how long a request waits for a slot.
 const WaitWithin = 10 * time.Second
 
-// Requests limits requests in progress: so many of each caller, and so many in all. It is safe for concurrent use.
+// Requests limits the requests in progress: of each caller, and in total. It is safe for concurrent use.
 type Requests struct {
 	perCaller, waiting int64
 	all                *semaphore.Weighted
@@ -29,13 +30,13 @@ type caller struct {
 	users int64 // requests that have a slot, or wait for one
 }
 
-// NewRequests returns a limit. Of each caller, as many requests as waiting wait for a slot, for WaitWithin; all others
-// are rejected at once.
+// NewRequests returns a Requests. Of each caller, up to waiting requests wait for a slot, for WaitWithin.
+// Further requests are rejected immediately.
 func NewRequests(perCaller, total, waiting int64) *Requests {
 	return &Requests{perCaller: perCaller, waiting: waiting, all: semaphore.NewWeighted(total), of: map[string]*caller{}}
 }
 
-// Acquire waits for a slot of a caller. If it returns true, Release must be called.
+// Acquire waits for a slot for a caller. If it returns true, Release must be called.
 func (r *Requests) Acquire(ctx context.Context, who string) bool {
 	if r.waiting == 0 {
 		return r.TryAcquire(who)
@@ -70,7 +71,7 @@ func (r *Requests) acquire(who string, take func(*semaphore.Weighted) bool) bool
 	return true
 }
 
-// use adds a request to those of a caller; nil if it has too many.
+// use adds a request to a caller. It returns nil if the caller has too many requests.
 func (r *Requests) use(who string) *caller {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -96,7 +97,8 @@ func (r *Requests) Release(who string) {
 	r.unuse(who, 1)
 }
 
-// unuse forgets a request, and a caller without requests.
+// unuse removes a request, and its caller if that has no other requests. slots is the number of slots to give
+// back.
 func (r *Requests) unuse(who string, slots int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -6,11 +6,12 @@ import (
 	"time"
 )
 
-// TakeWithin is how long a client may take for a part of an answer, or for an event.
+// TakeWithin is how long a client may take to receive a part of a response, or an event.
 const TakeWithin = 30 * time.Second
 
-// Writer ends an answer whose client takes too long for a part. An answer on which nothing is written goes on. It sets
-// the deadline of the connection only then: with HTTP/2, one for each part would be a message to the server.
+// Writer ends a response if its client takes too long to receive a part. A response to which nothing is written
+// does not end. Writer sets the deadline of the connection only when time is up: with HTTP/2, each deadline
+// would be a message to the server.
 type Writer struct {
 	http.ResponseWriter
 
@@ -19,10 +20,10 @@ type Writer struct {
 	timer      *time.Timer // nil before the first part
 
 	mu    sync.Mutex
-	began time.Time // when the part was begun to be written; zero between two
+	began time.Time // when writing the current part began; zero between two parts
 }
 
-// NewWriter returns a writer whose client may take so long for a part.
+// NewWriter returns a writer whose client may take up to within to receive a part.
 func NewWriter(w http.ResponseWriter, within time.Duration) *Writer {
 	return &Writer{ResponseWriter: w, controller: http.NewResponseController(w), within: within}
 }
@@ -33,13 +34,14 @@ func (w *Writer) Write(part []byte) (int, error) {
 	return w.ResponseWriter.Write(part)
 }
 
-// FlushError is for http.ResponseController.
+// FlushError implements the interface that http.ResponseController uses.
 func (w *Writer) FlushError() error {
 	defer w.begin()()
 	return w.controller.Flush()
 }
 
-// begin is called before a part is written, and what it returns when the client has taken it.
+// begin is called before a part is written. The returned function is called when the client has received the
+// part.
 func (w *Writer) begin() (taken func()) {
 	w.set(time.Now())
 	if w.timer == nil {
@@ -61,7 +63,8 @@ func (w *Writer) set(began time.Time) {
 	w.began = began
 }
 
-// end ends the answer if its client takes too long. It never runs after the answer, when the writer must not be used.
+// end ends the response if its client takes too long. It never runs after the response has ended, because the
+// writer must not be used then.
 func (w *Writer) end() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -70,5 +73,5 @@ func (w *Writer) end() {
 	}
 }
 
-// Unwrap is for http.ResponseController.
+// Unwrap returns the underlying writer for http.ResponseController.
 func (w *Writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
