@@ -13,9 +13,9 @@ import (
 // Event is an event of a watch.
 type Event struct {
 	Type watch.EventType
-	// Object is the object as the frame has it, in the object form.
+	// Object is the object in the frame, in the object form.
 	Object []byte
-	// Frame is the whole event, to be passed on as it is.
+	// Frame is the complete event. It can be forwarded unchanged.
 	Frame []byte
 }
 
@@ -31,9 +31,9 @@ func (f Format) NewEventReader(r io.Reader, limit int) *EventReader {
 	return &EventReader{format: f, frames: frameReader{r: bufio.NewReader(r), limit: limit}}
 }
 
-// Next returns the next event. Its bytes are valid until the next call. The error is io.EOF if
-// the watch ended between two frames, ErrTooLarge if a frame exceeds the limit, and the reader's
-// error if reading failed. After an error all calls return the same error.
+// Next returns the next event. Its bytes are valid until the next call. The error is io.EOF if the watch ended
+// between two frames, ErrTooLarge if a frame exceeds the limit, and the reader's error if reading failed. After
+// an error, all calls return the same error.
 func (r *EventReader) Next() (Event, error) {
 	if r.err != nil {
 		return Event{}, r.err
@@ -62,7 +62,7 @@ func (r *EventReader) next() (Event, error) {
 	switch event.Type {
 	case watch.Added, watch.Modified, watch.Deleted, watch.Bookmark, watch.Error:
 	default:
-		return Event{}, fmt.Errorf("an event has the type %.20q", event.Type)
+		return Event{}, fmt.Errorf("an event has the unknown type %.20q", event.Type)
 	}
 	if len(event.Object) == 0 {
 		return Event{}, errors.New("an event has no object")
@@ -71,8 +71,8 @@ func (r *EventReader) next() (Event, error) {
 	return event, nil
 }
 
-// keptBuffer is the size up to which the buffer of a frame is used for the next one too. A
-// watch that once had a large object would otherwise keep the memory.
+// keptBuffer is the largest size of a frame buffer that is reused for the next frame. Otherwise one large object
+// would keep its memory until the watch ends.
 const keptBuffer = 64 << 10
 
 // frameReader reads the bytes of one frame from r into frame.
@@ -102,13 +102,13 @@ func (r *frameReader) read(n uint64) error {
 	return nil
 }
 
-// begun returns io.EOF if the stream ends here, and must be called between two frames.
+// begun returns io.EOF if the stream ends here. It must be called between two frames.
 func (r *frameReader) begun() error {
 	_, err := r.r.Peek(1)
 	return err
 }
 
-// unexpected turns the end of a stream into an error that is not io.EOF.
+// unexpected replaces io.EOF by io.ErrUnexpectedEOF.
 func unexpected(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
@@ -116,16 +116,16 @@ func unexpected(err error) error {
 	return err
 }
 
-// AppendEvent appends the frame of an event with an object in the object form. The bytes are
-// those that an API server writes.
+// AppendEvent appends the frame of an event with an object in the object form. The bytes are the same as those
+// of an API server.
 func (f Format) AppendEvent(dst []byte, eventType watch.EventType, object []byte) ([]byte, error) {
 	frame, err := codecs[f].appendEvent(dst, eventType, object)
 	return frame, f.wrap("encoding an event", err)
 }
 
-// Bookmark returns the object of a BOOKMARK event. endOfList is for the bookmark that ends the
-// initial events of a watch with sendInitialEvents=true. The object has only type and metadata;
-// that of an API server also has the fields that are never omitted, empty.
+// Bookmark returns the object of a BOOKMARK event. endOfList is true for the bookmark that ends the initial
+// events of a watch with sendInitialEvents=true. The object has only type and metadata; the object of an API
+// server also has the empty fields that are never omitted.
 func (f Format) Bookmark(apiVersion, kind, resourceVersion string, endOfList bool) ([]byte, error) {
 	bookmark := metav1.PartialObjectMetadata{
 		TypeMeta:   metav1.TypeMeta{APIVersion: apiVersion, Kind: kind},
@@ -138,22 +138,22 @@ func (f Format) Bookmark(apiVersion, kind, resourceVersion string, endOfList boo
 	return object, f.wrap("encoding a bookmark", err)
 }
 
-// IsEndOfList returns whether the object of a BOOKMARK event ends the initial events.
+// IsEndOfList reports whether the object of a BOOKMARK event ends the initial events.
 func (f Format) IsEndOfList(object []byte) (bool, error) {
 	annotations, err := f.Annotations(object)
 	return annotations[metav1.InitialEventsAnnotationKey] == "true", err
 }
 
-// EncodeStatus returns the body of an error answer, which is also the object of an ERROR event.
-// Its apiVersion and kind are set.
+// EncodeStatus returns the body of an error response, which is also the object of an ERROR event. It sets
+// apiVersion and kind.
 func (f Format) EncodeStatus(status metav1.Status) ([]byte, error) {
 	status.TypeMeta = statusType
 	body, err := codecs[f].encodeObject(status.APIVersion, status.Kind, &status)
 	return body, f.wrap("encoding a Status", err)
 }
 
-// DecodeStatus returns the Status of an error answer or of an ERROR event. It is an error if
-// object is another kind.
+// DecodeStatus returns the Status of an error response or of an ERROR event. An object of another kind is an
+// error.
 func (f Format) DecodeStatus(object []byte) (metav1.Status, error) {
 	status, err := codecs[f].decodeStatus(object)
 	if err == nil && status.TypeMeta != statusType {
@@ -164,7 +164,7 @@ func (f Format) DecodeStatus(object []byte) (metav1.Status, error) {
 
 var statusType = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
 
-// knownObject is an object that this package makes itself.
+// knownObject is an object that this package creates.
 type knownObject interface {
 	Marshal() ([]byte, error)
 }

@@ -12,7 +12,7 @@ import (
 
 type jsonCodec struct{}
 
-// null is no items, no metadata or no string.
+// null is the JSON of absent items, metadata or strings.
 const null = "null"
 
 func (jsonCodec) listFrame(h *Header, size Size) (listFrame, error) {
@@ -52,9 +52,9 @@ func jsonObjectOf(members []member) []byte {
 	return append(object, '}')
 }
 
-// jsonString returns a string as encoding/json writes it.
+// jsonString encodes a string like encoding/json.
 func jsonString(s string) []byte {
-	quoted, _ := json.Marshal(s) // strings cannot fail
+	quoted, _ := json.Marshal(s) // encoding a string cannot fail
 	return quoted
 }
 
@@ -74,7 +74,7 @@ func (jsonCodec) objectOf(item []byte, apiVersion, kind string) ([]byte, error) 
 	return withoutJSONType(object, fmt.Appendf(nil, `"kind":%s,"apiVersion":%s`, jsonString(kind), jsonString(apiVersion)))
 }
 
-// trimJSON returns an object without white space around it.
+// trimJSON returns an object without leading and trailing white space.
 func trimJSON(object []byte) ([]byte, Meta, error) {
 	s := jsonScanner{b: object}
 	s.space()
@@ -87,8 +87,8 @@ func trimJSON(object []byte) ([]byte, Meta, error) {
 	return object[start:end:end], m, s.end()
 }
 
-// withoutJSONType returns an object without its apiVersion and kind, and with first, if any, as
-// its first members.
+// withoutJSONType returns an object without its apiVersion and kind. If first is not empty, it becomes the first
+// members of the object.
 func withoutJSONType(object, first []byte) ([]byte, error) {
 	s := jsonScanner{b: object}
 	result := make([]byte, 0, len(object)+len(first)+1)
@@ -113,8 +113,8 @@ func withoutJSONType(object, first []byte) ([]byte, error) {
 	return append(result, '}'), nil
 }
 
-// readFrame reads up to the brace that closes the event, and adds the newline that an API
-// server writes. It does not wait for that newline, which is white space before the next frame.
+// readFrame reads up to the closing brace of the event, and appends a newline like an API server. It does not
+// wait for the newline in the stream, which counts as white space before the next frame.
 func (jsonCodec) readFrame(r *frameReader) error {
 	if err := r.skipSpace(); err != nil {
 		return err
@@ -143,7 +143,7 @@ func (jsonCodec) readFrame(r *frameReader) error {
 				continue
 			}
 			if c != '}' {
-				return fmt.Errorf("a frame begins with %q", c)
+				return fmt.Errorf("a frame begins with %q instead of '{'", c)
 			}
 			if err := r.read(uint64(i) + 1); err != nil {
 				return err

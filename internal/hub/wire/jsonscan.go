@@ -7,21 +7,21 @@ import (
 	"fmt"
 )
 
-// maxJSONDepth is how deeply JSON may be nested. encoding/json has the same limit.
+// maxJSONDepth limits the nesting of JSON. encoding/json has the same limit.
 const maxJSONDepth = 10000
 
-// jsonScanner reads JSON from b, beginning at i. It accepts what encoding/json accepts. Each
-// method begins at a value or at white space before it, and ends right after the value.
+// jsonScanner reads JSON from b, beginning at i. It accepts the same JSON as encoding/json. Each method begins
+// at a value or at white space before it, and ends right after the value.
 type jsonScanner struct {
 	b     []byte
 	i     int
 	depth int
-	// keyAt is where the key begins with which object has just called member.
+	// keyAt is the start of the key with which object has just called member.
 	keyAt int
 }
 
-// object calls member with each key of an object. member must read the value. A nil member
-// skips all values. It is an error if the value is not an object.
+// object calls member with each key of an object. member must read the value. If member is nil, all values are
+// skipped. A value that is not an object is an error.
 func (s *jsonScanner) object(member func(key []byte) error) error {
 	if err := s.open('{', '}'); err != nil {
 		return err
@@ -69,8 +69,8 @@ func (s *jsonScanner) object(member func(key []byte) error) error {
 	}
 }
 
-// array calls element before each element of an array. element must read it. A nil element
-// skips all. It is an error if the value is not an array.
+// array calls element before each element of an array. element must read it. If element is nil, all elements are
+// skipped. A value that is not an array is an error.
 func (s *jsonScanner) array(element func() error) error {
 	if err := s.open('[', ']'); err != nil {
 		return err
@@ -105,12 +105,12 @@ func (s *jsonScanner) open(opening, closing byte) error {
 		return s.unexpected(fmt.Sprintf("%c…%c", opening, closing))
 	}
 	if s.depth++; s.depth > maxJSONDepth {
-		return fmt.Errorf("it is nested more than %d deep", maxJSONDepth)
+		return fmt.Errorf("it has more than %d nested levels", maxJSONDepth)
 	}
 	return nil
 }
 
-// skip reads any value.
+// skip reads a value of any type.
 func (s *jsonScanner) skip() error {
 	switch c := s.peek(); c {
 	case '{':
@@ -131,7 +131,7 @@ func (s *jsonScanner) skip() error {
 	}
 }
 
-// text reads a string, or null as the empty string.
+// text reads a string. It returns null as the empty string.
 func (s *jsonScanner) text() (string, error) {
 	if s.peek() == 'n' {
 		return "", s.literal(null)
@@ -148,7 +148,8 @@ func (s *jsonScanner) text() (string, error) {
 	return text, err
 }
 
-// quoted reads a string, and returns it with its quotes. simple: it is what is between them.
+// quoted reads a string, and returns it with its quotes. simple means that its value is the text between the
+// quotes.
 func (s *jsonScanner) quoted() (quoted []byte, simple bool, err error) {
 	if !s.take('"') {
 		return nil, false, s.unexpected("a string")
@@ -176,14 +177,14 @@ func (s *jsonScanner) quoted() (quoted []byte, simple bool, err error) {
 			s.i = i
 			return nil, false, s.unexpected("a character of a string")
 		case c >= 0x80:
-			simple = false // it may be no UTF-8
+			simple = false // it may be invalid UTF-8
 		}
 	}
 	s.i = len(b)
 	return nil, false, s.unexpected("the end of a string")
 }
 
-// plainText are the characters that a string has as they are.
+// plainText has the characters that a JSON string contains without an escape sequence.
 var plainText = func() (plain [256]bool) {
 	for c := ' '; c < 0x7f; c++ {
 		plain[c] = c != '"' && c != '\\'
@@ -191,7 +192,7 @@ var plainText = func() (plain [256]bool) {
 	return plain
 }()
 
-// escapeLength returns the length of the escape sequence at the start of b, or 0.
+// escapeLength returns the length of the escape sequence at the start of b; 0 if there is none.
 func escapeLength(b []byte) int {
 	if len(b) < 2 {
 		return 0
@@ -257,7 +258,7 @@ func (s *jsonScanner) literal(literal string) error {
 	return nil
 }
 
-// end returns an error if anything but white space is left.
+// end returns an error if anything except white space follows.
 func (s *jsonScanner) end() error {
 	if s.space(); s.i < len(s.b) {
 		return s.unexpected("the end")
@@ -287,7 +288,7 @@ func (s *jsonScanner) integer() (n *int64, err error) {
 	return n, err
 }
 
-// peek returns the next byte after white space, or 0 at the end.
+// peek returns the next byte after white space; 0 at the end.
 func (s *jsonScanner) peek() byte {
 	if s.space(); s.i < len(s.b) {
 		return s.b[s.i]
@@ -295,7 +296,7 @@ func (s *jsonScanner) peek() byte {
 	return 0
 }
 
-// take reads c, and white space before it, if c is next.
+// take reads c and the white space before it, if c is the next byte.
 func (s *jsonScanner) take(c byte) bool {
 	if s.peek() != c || s.i == len(s.b) {
 		return false
@@ -316,5 +317,5 @@ func (s *jsonScanner) unexpected(want string) error {
 	if s.i >= len(s.b) {
 		return errors.New("it ends before " + want)
 	}
-	return fmt.Errorf("there is %q at byte %d instead of %s", s.b[s.i], s.i, want)
+	return fmt.Errorf("found %q at byte %d instead of %s", s.b[s.i], s.i, want)
 }

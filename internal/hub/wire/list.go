@@ -14,36 +14,37 @@ type Header struct {
 	Format           Format
 	APIVersion, Kind string
 
-	// ResourceVersion, Continue and RemainingItemCount may be changed between DecodeList and
-	// Encode. The other fields of the list's metadata stay as they were.
+	// ResourceVersion, Continue and RemainingItemCount may be changed between DecodeList and Encode. The other
+	// fields of the list's metadata stay unchanged.
 	ResourceVersion, Continue string
 	RemainingItemCount        *int64
 
-	// ItemsHaveType: the items have apiVersion and kind. It is false in protobuf. Of a list
-	// without items in JSON it is inferred from how the list is written.
+	// ItemsHaveType is true if the items have apiVersion and kind. It is false in protobuf. For a JSON list
+	// without items, it is inferred from the order of the list's fields.
 	ItemsHaveType bool
 
-	// layout is how the list was written, so that Encode writes it in the same way. The zero
-	// value is how an API server writes the list of a built-in kind.
+	// layout is the encoding of the decoded list, so that Encode can encode the list in the same way. The zero
+	// value is the encoding of a built-in kind by an API server.
 	layout layout
 }
 
-// layout is a list without its items, in bytes.
+// layout is an encoded list without its items.
 type layout struct {
-	// The layout is that of a list with this type and metadata.
+	// apiVersion, kind and meta are the type and metadata of the encoded list.
 	apiVersion, kind string
 	meta             listMeta
 
-	// before and after surround the items. Encode changes metadata in them if it has to.
+	// before and after are the bytes before and after the items. Encode changes the metadata in them if
+	// necessary.
 	before, after []byte
-	// envelopeBefore and envelopeAfter surround the protobuf message of the list.
+	// envelopeBefore and envelopeAfter are the bytes before and after the protobuf message of the list.
 	envelopeBefore, envelopeAfter []byte
-	nullItems                     bool // the list had null instead of items
+	nullItems                     bool // the list has null instead of items
 }
 
-// Item is an item of a list, in the form in which the list has it.
+// Item is an item of a list, in the encoding of the list.
 type Item struct {
-	// Meta has the item's apiVersion and kind also if the item does not.
+	// Meta has the item's apiVersion and kind even if the item does not contain them.
 	Meta
 	Raw []byte
 }
@@ -59,11 +60,11 @@ func (h *Header) ItemKind() (apiVersion, kind string) {
 	return h.APIVersion, strings.TrimSuffix(h.Kind, "List")
 }
 
-// DecodeList divides a list into its items, which share memory with body. The header does
-// not. The error is ErrNotAList if body is something else.
+// DecodeList splits a list into its items, which share memory with body. The header does not share memory with
+// it. The error is ErrNotAList if body is not a list.
 //
-// A Header can be stored as the list that Encode writes with no items: DecodeList returns the
-// same Header for it.
+// A Header can be stored as the output of Encode without items: DecodeList returns the same Header for this
+// output.
 func (f Format) DecodeList(body []byte) (*List, error) {
 	list, err := codecs[f].decodeList(body)
 	if err != nil {
@@ -72,24 +73,23 @@ func (f Format) DecodeList(body []byte) (*List, error) {
 	return list, nil
 }
 
-// Size is the size of the items of a list. It must be known before the first item is written,
-// because lists in protobuf begin with it. The zero value is that of no items.
+// Size is the size of the items of a list. It must be known before the first item is written, because a list in
+// protobuf begins with its size. The zero value is the size of no items.
 type Size struct {
 	items            int
 	bytes, protobufs int64
 }
 
-// Add adds an item with a length in bytes.
+// Add adds an item with this length in bytes.
 func (s *Size) Add(length int) {
 	s.items++
 	s.bytes += int64(length)
 	s.protobufs += sizeOfItem(length)
 }
 
-// Encode writes the list with items in its form, which are read one by one. It returns the
-// error that items yields, and an error if the items are not of the given size. It makes
-// several small writes. A list that an API server wrote is written with the same bytes if
-// nothing was changed.
+// Encode writes the list with items in its format, which are read one by one. It returns the error that items
+// yields, and an error if the items do not have the given size. It calls Write several times with few bytes. If
+// nothing was changed, a list from an API server is written with the same bytes.
 func (h *Header) Encode(w io.Writer, size Size, items iter.Seq2[[]byte, error]) error {
 	frame, err := codecs[h.Format].listFrame(h, size)
 	if err != nil {
@@ -128,7 +128,7 @@ func (h *Header) Encode(w io.Writer, size Size, items iter.Seq2[[]byte, error]) 
 	return err
 }
 
-// Length returns how many bytes Encode writes for items of a size.
+// Length returns how many bytes Encode writes for items of this size.
 func (h *Header) Length(size Size) (int64, error) {
 	frame, err := codecs[h.Format].listFrame(h, size)
 	if err != nil {
@@ -141,17 +141,17 @@ func (h *Header) Length(size Size) (int64, error) {
 	return n + size.bytes + int64(len(frame.separator))*int64(max(0, size.items-1)), nil
 }
 
-// listFrame is what surrounds and separates the items of a list.
+// listFrame has the bytes before, between and after the items of a list.
 type listFrame struct{ before, separator, after []byte }
 
-var errSize = errors.New("the items do not have the size that was given")
+var errSize = errors.New("the items do not have the given size")
 
-// isFor returns whether the layout is that of a list of the type of h.
+// isFor reports whether the layout is for a list with the type of h.
 func (l *layout) isFor(h *Header) bool {
 	return l.before != nil && l.apiVersion == h.APIVersion && l.kind == h.Kind
 }
 
-// listMeta is the part of a list's metadata that a Header has.
+// listMeta has the fields of a list's metadata that a Header has.
 type listMeta struct {
 	resourceVersion, more string
 	hasRemaining          bool
@@ -166,17 +166,17 @@ func (h *Header) listMeta() listMeta {
 	return m
 }
 
-// writesEmptyContinue returns whether an API server writes continue in JSON also if it
-// is empty, which it does for custom resources.
+// writesEmptyContinue reports whether an API server writes an empty continue field in JSON, as for custom
+// resources.
 func (h *Header) writesEmptyContinue() bool {
 	return h.ItemsHaveType && h.Kind != partialList
 }
 
-// partialList is a list whose items have apiVersion and kind although it is of a built-in kind.
+// partialList is a built-in list kind whose items have apiVersion and kind.
 const partialList = "PartialObjectMetadataList"
 
-// complete checks a list whose fields were read, and sets those that follow from them. custom:
-// the list is written as those of custom resources are.
+// complete checks a decoded list, and sets the fields that depend on other fields. custom means that the list is
+// encoded like a list of custom resources.
 func (l *List) complete(custom bool) error {
 	if l.APIVersion == "" || !isListKind(l.Kind) {
 		return fmt.Errorf("%w: its kind is %.40q", ErrNotAList, l.Kind)
@@ -200,8 +200,7 @@ func (l *List) complete(custom bool) error {
 	return nil
 }
 
-// isListKind returns whether a kind can be that of a list of objects. The exceptions are
-// discovery documents.
+// isListKind reports whether a kind may be a list of objects. The exceptions are kinds of discovery documents.
 func isListKind(kind string) bool {
 	switch kind {
 	case "List", "APIGroupList", "APIResourceList":
@@ -210,16 +209,16 @@ func isListKind(kind string) bool {
 	return strings.HasSuffix(kind, "List")
 }
 
-// member is a field of an object in JSON. The value is encoded.
+// member is a field of a JSON object. The value is encoded.
 type member struct {
 	key   string
 	value []byte
 }
 
-// order returns whether the first key is written before the second one.
+// order reports whether the first key is written before the second one.
 type order func(first, second string) bool
 
-// listMetaFields are the fields of a list's metadata, as encoding/json writes them.
+// listMetaFields are the fields of a list's metadata, in the order of encoding/json.
 var listMetaFields = []string{"selfLink", "resourceVersion", "continue", "remainingItemCount", "shardInfo"}
 
 func inStructOrder(first, second string) bool {
@@ -229,8 +228,8 @@ func inStructOrder(first, second string) bool {
 
 func inAlphabeticalOrder(first, second string) bool { return first < second }
 
-// editListMeta sets members of a list's metadata, and removes those whose value is nil. Members
-// that exist keep their place.
+// editListMeta sets members of a list's metadata, and removes those whose new value is nil. Existing members
+// keep their position.
 func editListMeta(members, changes []member, before order) []member {
 	for _, change := range changes {
 		at := slices.IndexFunc(members, func(m member) bool { return m.key == change.key })
@@ -281,15 +280,15 @@ var fieldNames = [...]string{
 // String implements fmt.Stringer.
 func (f field) String() string { return fieldNames[f] }
 
-// seenFields are the fields of one message or map that were read. A field that is there twice
-// is an error: decoders do not agree which one counts.
+// seenFields are the fields of a message or map that were read so far. A duplicate field is an error, because
+// decoders do not agree which value is valid.
 type seenFields uint16
 
 func (s *seenFields) has(f field) bool { return *s&(1<<f) != 0 }
 
 func (s *seenFields) add(f field) error {
 	if s.has(f) {
-		return fmt.Errorf("%s is there twice", f)
+		return fmt.Errorf("%s occurs twice", f)
 	}
 	*s |= 1 << f
 	return nil

@@ -13,21 +13,21 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// protobufCodec reads and writes messages of Kubernetes. The field numbers are those of
-// generated.proto in apimachinery.
+// protobufCodec reads and writes messages of Kubernetes. The field numbers are from generated.proto in
+// apimachinery.
 type protobufCodec struct{}
 
-// envelopeMagic begins the object form. The rest is a runtime.Unknown. No item begins with it,
-// because it would be a group.
+// envelopeMagic is the prefix of the object form. A runtime.Unknown follows it. No item has this prefix, because
+// it would be the tag of a group.
 var envelopeMagic = []byte("k8s\x00")
 
-// messageField is a field of a message. bytes is its content if it has the wire type of bytes.
+// messageField is a field of a message. bytes is its content if its wire type is bytes.
 type messageField struct {
 	number     protowire.Number
 	isBytes    bool
 	bytes      []byte
 	varint     uint64
-	start, end int // of the field with its tag
+	start, end int // the position of the field with its tag
 }
 
 // eachField calls f with the fields of a message.
@@ -61,39 +61,39 @@ func eachField(message []byte, f func(messageField) error) error {
 	return nil
 }
 
-// text reads a string into value. The last one of a field counts, as for all decoders.
+// text reads a string into value. If a field occurs twice, the last value is valid, as in all decoders.
 func (f messageField) text(name field, value *string) error {
 	if !f.isBytes {
-		return fmt.Errorf("%s is no string", name)
+		return fmt.Errorf("%s is not a string", name)
 	}
 	*value = string(f.bytes)
 	return nil
 }
 
-// in reads a string as text does, and returns it as bytes.
+// in reads a string like text, and stores it as bytes.
 func (f messageField) in(name field, value *[]byte) error {
 	if !f.isBytes {
-		return fmt.Errorf("%s is no string", name)
+		return fmt.Errorf("%s is not a string", name)
 	}
 	*value = f.bytes
 	return nil
 }
 
-// message returns the content of a message that must be there only once.
+// message returns the content of a message field that must occur only once.
 func (f messageField) message(seen *seenFields, name field) ([]byte, error) {
 	if !f.isBytes {
-		return nil, fmt.Errorf("%s is no message", name)
+		return nil, fmt.Errorf("%s is not a message", name)
 	}
 	return f.bytes, seen.add(name)
 }
 
-// envelope is a runtime.Unknown. before and after surround the bytes of its field raw.
+// envelope is a runtime.Unknown. before and after are the bytes before and after its field raw.
 type envelope struct {
 	apiVersion, kind   string
 	before, raw, after []byte
 }
 
-// openEnvelope divides the object form. has is false for the item form.
+// openEnvelope splits the object form. has is false for the item form.
 func openEnvelope(object []byte) (e envelope, has bool, err error) {
 	message, has := bytes.CutPrefix(object, envelopeMagic)
 	if !has {
@@ -123,18 +123,18 @@ func openEnvelope(object []byte) (e envelope, has bool, err error) {
 			return err
 		case 3, 4:
 			if len(f.bytes) > 0 {
-				return fmt.Errorf("the object in the envelope is encoded as %.40q", f.bytes)
+				return fmt.Errorf("the object in the envelope has the unknown encoding %.40q", f.bytes)
 			}
 		}
 		return nil
 	})
 	if err == nil && (!seen.has(fieldType) || !seen.has(fieldObject)) {
-		err = errors.New("its envelope is not complete")
+		err = errors.New("its envelope is incomplete")
 	}
 	return e, true, err
 }
 
-// hasObjectMeta returns whether field 1 of a kind is an ObjectMeta.
+// hasObjectMeta reports whether field 1 of a kind is an ObjectMeta.
 func hasObjectMeta(kind string) bool { return kind != "Status" && !isListKind(kind) }
 
 func (protobufCodec) meta(object []byte) (Meta, error) {
@@ -163,7 +163,7 @@ func readObjectMeta(object []byte, m *Meta) error {
 		}
 		return nil
 	})
-	// One string for all of them: a list has many objects.
+	// One allocation for all texts: a list has many objects.
 	var space [256]byte
 	all := space[:0]
 	for _, text := range texts {
@@ -206,7 +206,7 @@ func (protobufCodec) stringMap(object []byte, name string) (map[string]string, e
 			return nil
 		}
 		if !f.isBytes {
-			return errors.New("an entry of a map is no message")
+			return errors.New("an entry of a map is not a message")
 		}
 		var key, value string
 		err := eachField(f.bytes, func(f messageField) error {
@@ -233,7 +233,7 @@ func (protobufCodec) decodeList(body []byte) (*List, error) {
 		return nil, err
 	}
 	if !has {
-		return nil, errors.New("it does not begin with the magic number of protobuf")
+		return nil, errors.New("it does not begin with the magic number of Kubernetes protobuf")
 	}
 	if !isListKind(e.kind) {
 		return nil, fmt.Errorf("%w: its kind is %.40q", ErrNotAList, e.kind)
@@ -252,7 +252,7 @@ func (protobufCodec) decodeList(body []byte) (*List, error) {
 			return readListMeta(metadata, &list.Header)
 		case 2:
 			if !f.isBytes {
-				return fmt.Errorf("an item is no message: %w", ErrNotAList)
+				return fmt.Errorf("an item is not a message: %w", ErrNotAList)
 			}
 			if itemsStart < 0 {
 				itemsStart = f.start
@@ -280,7 +280,7 @@ func (protobufCodec) decodeList(body []byte) (*List, error) {
 	return list, list.complete(false)
 }
 
-// countItems returns the number of items of a list, so far as it can be read.
+// countItems returns the number of items of a list. It stops at the first error.
 func countItems(list []byte) (n int) {
 	for len(list) > 0 {
 		number, wireType, tag := protowire.ConsumeTag(list)
@@ -308,7 +308,7 @@ func readListMeta(metadata []byte, h *Header) error {
 			return f.text(fieldContinue, &h.Continue)
 		case 4:
 			if f.isBytes {
-				return fmt.Errorf("%s is no number", fieldRemainingItemCount)
+				return fmt.Errorf("%s is not a number", fieldRemainingItemCount)
 			}
 			h.RemainingItemCount = new(int64(f.varint))
 		}
@@ -316,7 +316,7 @@ func readListMeta(metadata []byte, h *Header) error {
 	})
 }
 
-// maxItemPrefix is the size of the longest tag and length of an item.
+// maxItemPrefix is the largest size of the tag and the length before an item.
 const maxItemPrefix = 1 + binary.MaxVarintLen64
 
 func appendItemPrefix(dst []byte, length int) []byte {
@@ -324,7 +324,7 @@ func appendItemPrefix(dst []byte, length int) []byte {
 	return protowire.AppendVarint(dst, uint64(length))
 }
 
-// sizeOfItem returns how many bytes an item of a length takes in a list.
+// sizeOfItem returns the size of an item of this length in a list.
 func sizeOfItem(length int) int64 { return int64(1 + protowire.SizeBytes(length)) }
 
 func (protobufCodec) listFrame(h *Header, size Size) (listFrame, error) {
@@ -345,9 +345,9 @@ func (protobufCodec) listFrame(h *Header, size Size) (listFrame, error) {
 	return listFrame{before: append(before, l.before...), after: slices.Concat(l.after, l.envelopeAfter)}, nil
 }
 
-// editProtobufListMeta returns the fields of a list before its items with the metadata of h.
+// editProtobufListMeta returns the fields before the items of a list, with the metadata of h.
 func editProtobufListMeta(before []byte, h *Header) ([]byte, error) {
-	var result, smaller, larger []byte // smaller and larger are fields of the metadata
+	var result, smaller, larger []byte // metadata fields with numbers below 2 and above 4
 	err := eachField(before, func(f messageField) error {
 		if f.number != 1 {
 			result = append(result, before[f.start:f.end]...)
@@ -414,7 +414,7 @@ func (protobufCodec) objectOf(item []byte, apiVersion, kind string) ([]byte, err
 	return append(appendMessage(object, 2, item), envelopeEnd...), nil
 }
 
-// sizeOfLength is the size of the big-endian number before each frame.
+// sizeOfLength is the size of the big-endian length before each frame.
 const sizeOfLength = 4
 
 func (protobufCodec) readFrame(r *frameReader) error {
@@ -427,7 +427,7 @@ func (protobufCodec) readFrame(r *frameReader) error {
 	return r.read(uint64(binary.BigEndian.Uint32(r.frame)))
 }
 
-// decodeEvent reads a metav1.WatchEvent, whose object is a runtime.RawExtension.
+// decodeEvent decodes a metav1.WatchEvent, whose object is a runtime.RawExtension.
 func (protobufCodec) decodeEvent(frame []byte) (event Event, err error) {
 	var seen seenFields
 	err = eachField(frame[sizeOfLength:], func(f messageField) error {

@@ -7,10 +7,10 @@ import (
 	"strconv"
 )
 
-// takeNull reads null if it is next.
+// takeNull reads null if it is the next value.
 func takeNull(s *jsonScanner) bool { return s.isNull() && s.skip() == nil }
 
-// scanMeta reads an object.
+// scanMeta reads an object, and returns its metadata.
 func scanMeta(s *jsonScanner) (m Meta, err error) {
 	var seen seenFields
 	err = s.object(func(key []byte) error {
@@ -73,7 +73,7 @@ func (jsonCodec) meta(object []byte) (Meta, error) {
 	return m, err
 }
 
-// stringMap returns a map of an object's metadata.
+// stringMap returns labels or annotations from an object's metadata.
 func (jsonCodec) stringMap(object []byte, name string) (map[string]string, error) {
 	s := &jsonScanner{b: object}
 	var m map[string]string
@@ -103,8 +103,8 @@ func (jsonCodec) stringMap(object []byte, name string) (map[string]string, error
 	return nonEmpty(m), s.end()
 }
 
-// decodeList divides a list. An API server writes the members of a list of custom resources in alphabetical order,
-// so the kind stands after the items.
+// decodeList splits a list. An API server writes the members of a list of custom resources in alphabetical
+// order, so the kind is after the items.
 func (jsonCodec) decodeList(body []byte) (*List, error) {
 	s := &jsonScanner{b: body}
 	list := &List{Header: Header{Format: JSON}}
@@ -154,11 +154,11 @@ func scanItems(s *jsonScanner, list *List) error {
 		return nil
 	}
 	if !s.isArray() {
-		return fmt.Errorf("items is no array: %w", ErrNotAList)
+		return fmt.Errorf("items is not an array: %w", ErrNotAList)
 	}
 	return s.array(func() error {
 		if !s.isObject() {
-			return fmt.Errorf("an item is no object: %w", ErrNotAList)
+			return fmt.Errorf("an item is not an object: %w", ErrNotAList)
 		}
 		start := s.at()
 		m, err := scanMeta(s)
@@ -195,8 +195,8 @@ func scanListMeta(s *jsonScanner, h *Header, name *string) error {
 	})
 }
 
-// listMeta returns the members of a list's metadata that a Header has. A value is nil if the member
-// is omitted.
+// jsonListMeta returns the members of a list's metadata that a Header has. The value of an omitted member is
+// nil.
 func jsonListMeta(h *Header) []member {
 	resourceVersion, more, remaining := member{key: "resourceVersion"}, member{key: "continue"}, member{key: "remainingItemCount"}
 	if h.ResourceVersion != "" {
@@ -211,7 +211,7 @@ func jsonListMeta(h *Header) []member {
 	return []member{resourceVersion, more, remaining}
 }
 
-// editLayout returns the layout of a list with the metadata of h.
+// editJSONLayout returns the layout of a list with the metadata of h.
 func editJSONLayout(h *Header) (before, after []byte, err error) {
 	items := len(h.layout.before)
 	text := slices.Concat(h.layout.before, []byte(null), h.layout.after)
@@ -262,7 +262,7 @@ func scanMembers(s *jsonScanner) (members []member, err error) {
 	return members, err
 }
 
-// decodeEvent reads an event of a watch.
+// decodeEvent decodes an event of a watch.
 func (jsonCodec) decodeEvent(frame []byte) (event Event, err error) {
 	s := &jsonScanner{b: frame}
 	var seen seenFields

@@ -1,21 +1,19 @@
-// Package wire divides the answers of an API server into objects, and puts answers together
-// from objects. It knows the encodings (JSON and protobuf) and what all kinds have in
-// common (apiVersion, kind, metadata, the form of lists and of watch events), and must not
-// know any kind, HTTP, a disk or a clock.
+// Package wire splits the responses of an API server into objects, and builds responses from objects. It knows
+// the encodings (JSON and protobuf) and the common parts of all kinds (apiVersion, kind, metadata, the form of
+// lists and of watch events). It must not know specific kinds, HTTP, a disk or a clock.
 //
-// The bytes of an object are never encoded anew, so fields of kinds and versions that this
-// program does not know stay as they are. An object has two forms:
+// The bytes of an object are never encoded again, so fields of kinds and versions that this program does not
+// know are preserved. An object has two forms:
 //
-//   - The object form is the answer to a GET, and the object of a watch event. It has
-//     apiVersion and kind. In protobuf it has an envelope.
-//   - The item form is an item of a list. In protobuf it has no envelope. In JSON it has
-//     apiVersion and kind only in some lists: those of custom resources, and
-//     PartialObjectMetadataList.
+//   - The object form is the response to a GET, and the object of a watch event. It has apiVersion and kind. In
+//     protobuf it has an envelope.
+//   - The item form is an item of a list. In protobuf it has no envelope. In JSON it has apiVersion and kind only
+//     in lists of custom resources and in PartialObjectMetadataList.
 //
 // ItemOf and ObjectOf convert between them. Functions that read metadata accept both.
 //
-// Duplicates of fields that this package reads, which an API server does not write, are errors.
-// Slices that are returned share memory with the arguments, and strings do not.
+// If a field that this package reads occurs twice, which an API server never writes, that is an error. Returned
+// slices share memory with the arguments, returned strings do not.
 package wire
 
 import (
@@ -30,10 +28,10 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// Format is an encoding of an API server's answers. The zero value is not one of them.
+// Format is an encoding of an API server's responses. The zero value is not a valid format.
 type Format uint8
 
-// The formats.
+// The supported formats.
 const (
 	JSON Format = iota + 1
 	Protobuf
@@ -41,7 +39,7 @@ const (
 
 var codecs = [...]codec{JSON: jsonCodec{}, Protobuf: protobufCodec{}}
 
-// codec is what differs between the formats. Its methods are those of Format and Header.
+// codec has the functions that differ between the formats. Its methods correspond to those of Format and Header.
 type codec interface {
 	meta(object []byte) (Meta, error)
 	stringMap(object []byte, field string) (map[string]string, error)
@@ -56,8 +54,8 @@ type codec interface {
 	decodeStatus(object []byte) (metav1.Status, error)
 }
 
-// FormatOf returns the format of an answer with a Content-Type. Parameters such as
-// stream=watch and as=PartialObjectMetadataList do not change it.
+// FormatOf returns the format of a response with this Content-Type. Parameters such as stream=watch and
+// as=PartialObjectMetadataList do not change it.
 func FormatOf(contentType string) (Format, error) {
 	mediaType, _, err := mime.ParseMediaType(contentType)
 	if err != nil {
@@ -83,8 +81,7 @@ func (f Format) String() string {
 	return fmt.Sprintf("Format(%d)", uint8(f))
 }
 
-// ContentType returns the Content-Type with which an API server answers a GET, a list or an
-// error in the format.
+// ContentType returns the Content-Type of an API server's response to a GET, a list or an error in the format.
 func (f Format) ContentType() string {
 	if f == Protobuf {
 		return runtime.ContentTypeProtobuf
@@ -92,8 +89,7 @@ func (f Format) ContentType() string {
 	return runtime.ContentTypeJSON
 }
 
-// WatchContentType returns the Content-Type with which an API server answers a watch in the
-// format.
+// WatchContentType returns the Content-Type of an API server's response to a watch in the format.
 func (f Format) WatchContentType() string {
 	if f == Protobuf {
 		return runtime.ContentTypeProtobuf + ";stream=watch"
@@ -101,8 +97,8 @@ func (f Format) WatchContentType() string {
 	return runtime.ContentTypeJSON
 }
 
-// Meta is the part of an object's type and metadata that identifies it and its version.
-// Labels and Annotations return the parts that may be large.
+// Meta is the part of an object's type and metadata that identifies the object and its version. Labels and
+// Annotations return the parts that may be large.
 type Meta struct {
 	APIVersion, Kind     string
 	Namespace, Name      string
@@ -110,23 +106,23 @@ type Meta struct {
 	Deleting             bool // deletionTimestamp is set
 }
 
-// IsUpTo reports whether one resource version is not later than another. It is false if one of them is none.
+// IsUpTo reports whether version is not later than other. It returns false if one of them is not a resource
+// version.
 func IsUpTo(version, other string) bool {
 	order, err := resourceversion.CompareResourceVersion(version, other)
 	return err == nil && order <= 0
 }
 
 var (
-	// ErrNotAList is returned for a body that is well-formed and is not a list of objects: an
-	// object, a Status, a Table, a discovery document, and a list whose items have no name.
+	// ErrNotAList is returned for a well-formed body that is not a list of objects: an object, a Status, a
+	// Table, a discovery document, or a list whose items have no name.
 	ErrNotAList = errors.New("not a list of objects")
 	// ErrTooLarge is returned for a frame of a watch that exceeds the limit of its reader.
 	ErrTooLarge = errors.New("the frame is too large")
 )
 
-// Meta returns the metadata of an object in either form. APIVersion and Kind are empty for an
-// item that has none. In protobuf, a kind that has a ListMeta, such as Status and lists, yields
-// only APIVersion and Kind.
+// Meta returns the metadata of an object in either form. APIVersion and Kind are empty for an item without them.
+// In protobuf, the result for a kind with a ListMeta, such as Status and lists, has only APIVersion and Kind.
 func (f Format) Meta(object []byte) (Meta, error) {
 	m, err := codecs[f].meta(object)
 	return m, f.wrap("reading the metadata of an object", err)
@@ -138,33 +134,31 @@ func (f Format) Labels(object []byte) (map[string]string, error) {
 	return m, f.wrap("reading the labels of an object", err)
 }
 
-// Annotations returns the annotations of an object in either form. The map is nil if there
-// are none.
+// Annotations returns the annotations of an object in either form. The map is nil if there are none.
 func (f Format) Annotations(object []byte) (map[string]string, error) {
 	m, err := codecs[f].stringMap(object, "annotations")
 	return m, f.wrap("reading the annotations of an object", err)
 }
 
-// ReadFields reads fields of an object in JSON, in either form, into a struct with the tags of
-// encoding/json. Fields that the struct does not have are left out.
+// ReadFields decodes fields of an object in JSON, in either form, into a struct with the tags of encoding/json.
+// Fields without a counterpart in the struct are ignored. Other formats return an error.
 func (f Format) ReadFields(object []byte, into any) error {
 	if f != JSON {
-		return f.wrap("reading the fields of an object", errors.New("its fields have no names"))
+		return f.wrap("reading the fields of an object", errors.New("only fields in JSON have names"))
 	}
 	return f.wrap("reading the fields of an object", json.Unmarshal(object, into))
 }
 
-// ItemOf returns an object in the item form. withType is Header.ItemsHaveType of the list. The
-// result may share memory with object.
+// ItemOf returns an object in the item form. withType is the ItemsHaveType of the list's Header. The result may
+// share memory with object.
 func (f Format) ItemOf(object []byte, withType bool) ([]byte, error) {
 	item, err := codecs[f].itemOf(object, withType)
 	return item, f.wrap("converting an object to an item", err)
 }
 
-// ObjectOf returns an item in the object form. apiVersion and kind are those of the item, from
-// Item or Header.ItemKind; they are ignored if the item itself has them. The result may share
-// memory with item. An API server writes a newline after the answer to a GET in JSON; ObjectOf
-// does not.
+// ObjectOf returns an item in the object form. apiVersion and kind are the type of the item, from Item or
+// Header.ItemKind; they are ignored if the item itself has a type. The result may share memory with item. An API
+// server writes a newline after the response to a GET in JSON; ObjectOf does not.
 func (f Format) ObjectOf(item []byte, apiVersion, kind string) ([]byte, error) {
 	object, err := codecs[f].objectOf(item, apiVersion, kind)
 	return object, f.wrap("converting an item to an object", err)
