@@ -88,7 +88,7 @@ type Proxy struct {
 	limiting sync.Once
 	limiters limiters
 	gate     gate
-	// clients has the state of each filtered collection that a client has.
+	// clients has, for each filtered collection, the state that its client has.
 	clients clients
 	recent  recent
 	replay  replay
@@ -253,7 +253,7 @@ func isCBOR(mediaType string) bool {
 }
 
 // tokenProtocol is the prefix of a websocket protocol that contains a token. An API server accepts such a token
-// even if the request also has a bearer token that it rejects.
+// even if the request also has a bearer token that it refuses.
 const tokenProtocol = "base64url.bearer.authorization.k8s.io."
 
 // stripProtocols removes the websocket protocols that contain tokens.
@@ -364,7 +364,7 @@ func (p *Proxy) unavailable(w http.ResponseWriter, r *http.Request, err error) {
 		fmt.Sprintf("the hub cannot ask the cloud (%v), and has no cached response to this request", err))
 }
 
-// refuse answers with a Status, in the first encoding that the client accepts.
+// refuse answers with a Status, in the first accepted encoding that the hub supports.
 func (p *Proxy) refuse(w http.ResponseWriter, r *http.Request, code int, reason metav1.StatusReason, message string) {
 	p.metrics.request(request.Of(r).Kind, fromHub)
 	format := wire.JSON

@@ -329,8 +329,8 @@ func (s *stream) answerFromCache() {
 	s.flush()
 }
 
-// initialFromCache sends the cached state as initial events. It returns false if the bookmark at their end cannot be
-// sent.
+// initialFromCache sends the cached state as initial events. It returns false if the bookmark at their end cannot
+// be sent.
 func (s *stream) initialFromCache(view *cache.View, h *head, list *wire.Header) bool {
 	s.answerFromCache()
 	until := time.Now().Add(localWithin)
