@@ -39,9 +39,9 @@ func (c *call) isGated() bool {
 func (c *call) wouldPassTheGate() string {
 	switch {
 	case c.isGated() && strings.Contains(strings.Join(c.Header.Values("Accept"), ","), "as=Table"):
-		return "the hub cannot read a table"
+		return "tables are not supported"
 	case c.caller.IsNode && c.what.Kind == request.Stream && c.what.Group == "" && c.what.Resource == "pods":
-		return "the hub cannot read another protocol"
+		return "protocols other than HTTP are not supported"
 	default:
 		return ""
 	}
