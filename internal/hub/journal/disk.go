@@ -72,6 +72,10 @@ func (d *storeDisk) read(o Options) (entries []Entry, remove []uint64, err error
 			o.Log.Info("Skipping a journaled write that cannot be read; it is not sent", "id", view.ID(i))
 			continue
 		}
+		if !e.isStored() { // an earlier version of the hub stored it
+			remove = append(remove, e.Seq)
+			continue
+		}
 		// A process that was killed after writing an entry, and before removing the entries that it replaces,
 		// leaves both.
 		for _, old := range found.of(e.Object) {

@@ -117,12 +117,12 @@ func TestKeepReportsAFailingDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &scriptedDisk{entries: map[uint64]Entry{}}
 		j := open(d, Options{}, nil, nil)
-		if err := j.Keep(t.Context(), entry(Lease, "l", "", "1")); err != nil {
+		if err := j.Keep(t.Context(), entry(Event, "l", "", "1")); err != nil {
 			t.Fatal(err)
 		}
 		full := errors.New("no space left on device")
 		d.set(full, nil)
-		if err := j.Keep(t.Context(), entry(Lease, "l", "", "2")); !errors.Is(err, full) {
+		if err := j.Keep(t.Context(), entry(Event, "l", "", "2")); !errors.Is(err, full) {
 			t.Errorf("on a full disk Keep returns %v", err)
 		}
 		hang := make(chan struct{})

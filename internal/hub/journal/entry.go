@@ -15,7 +15,8 @@ import (
 type Kind string
 
 const (
-	// Lease is a whole Lease of the node. Only the last one of each is in the journal.
+	// Lease is a whole Lease of the node. Only the last one of each is in the journal, and in memory only: a Lease
+	// expires within a minute.
 	Lease Kind = "Lease"
 	// Status is a change of the status of a Node or of a Pod.
 	Status Kind = "Status"
@@ -170,14 +171,18 @@ func (s *state) delete(i int) {
 	s.entries = slices.Delete(s.entries, i, i+1)
 }
 
-// remove removes an entry. It returns false if the entry is not there, because another has replaced it.
-func (s *state) remove(seq uint64) bool {
+// remove removes an entry and returns it. found is false if the entry is not there, because another has replaced it.
+func (s *state) remove(seq uint64) (removed Entry, found bool) {
 	i, found := slices.BinarySearchFunc(s.entries, seq, func(e Entry, seq uint64) int { return cmp.Compare(e.Seq, seq) })
 	if found {
+		removed = s.entries[i]
 		s.delete(i)
 	}
-	return found
+	return removed, found
 }
+
+// isStored reports whether the disk has the entry.
+func (e *Entry) isStored() bool { return e.Kind != Lease }
 
 // of returns the entries of an object.
 func (s *state) of(object string) (found []Entry) {

@@ -117,7 +117,7 @@ func open(d disk, o Options, entries []Entry, changed []uint64) *Journal {
 	return j
 }
 
-// Keep adds an entry, and returns once it is durable. After an error the entry may be in the journal or not.
+// Keep adds an entry, and returns once it is durable, or at once for a Lease. After an error the entry may be in the journal or not.
 func (j *Journal) Keep(ctx context.Context, e Entry) error {
 	next, err := j.add(&e)
 	if err != nil || next == nil {
@@ -150,17 +150,27 @@ func (j *Journal) add(e *Entry) (*round, error) {
 		return nil, err
 	}
 	for _, old := range slices.Concat(replaced, dropped) {
-		delete(j.durable, old.Seq)
-		j.dirty[old.Seq] = true
+		j.removedLocked(&old)
 	}
 	if len(dropped) > 0 {
 		j.outcomes[Crowded] += len(dropped)
 		j.log.Info("Dropped events, because the journal is full", "number", len(dropped), "oldest", dropped[0].At)
 	}
-	j.dirty[e.Seq] = true
 	close(j.added)
 	j.added = make(chan struct{})
+	if !e.isStored() {
+		return nil, nil
+	}
+	j.dirty[e.Seq] = true
 	return j.next, nil
+}
+
+// removedLocked records that an entry is no longer there.
+func (j *Journal) removedLocked(e *Entry) {
+	if e.isStored() {
+		delete(j.durable, e.Seq)
+		j.dirty[e.Seq] = true
+	}
 }
 
 // says reports whether two entries write the same, so that the second is not needed: a client repeats its write
@@ -174,12 +184,12 @@ func (e *Entry) says(other *Entry) bool {
 func (j *Journal) Done(seq uint64, outcome Outcome) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if !j.state.remove(seq) {
+	e, found := j.state.remove(seq)
+	if !found {
 		return
 	}
 	j.outcomes[outcome]++
-	delete(j.durable, seq)
-	j.dirty[seq] = true
+	j.removedLocked(&e)
 	j.poke()
 }
 
@@ -309,7 +319,7 @@ func (j *Journal) write(anew, again bool) (failed bool) {
 		j.mu.Unlock()
 		return anew
 	}
-	this, dirty, entries := j.next, j.dirty, slices.Clone(j.state.entries)
+	this, dirty, entries := j.next, j.dirty, slices.DeleteFunc(slices.Clone(j.state.entries), func(e Entry) bool { return !e.isStored() })
 	j.next, j.dirty = newRound(), map[uint64]bool{}
 	j.mu.Unlock()
 

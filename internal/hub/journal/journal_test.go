@@ -203,8 +203,8 @@ func TestTruncatedJournalHasTheWritesBeforeTheCut(t *testing.T) {
 	}
 	var moments []moment
 	steps := []Entry{
-		entry(Status, "n", Difference, "1"), entry(Lease, "l", "", "1"), entry(Event, "e", "", "1"), entry(Status, "n", Part, "p"),
-		entry(Lease, "l", "", "2"), entry(Status, "n", Difference, "2"), entry(Event, "e", "", "2"), entry(Status, "n", Whole, "3"),
+		entry(Status, "n", Difference, "1"), entry(Event, "l", "", "1"), entry(Event, "e", "", "1"), entry(Status, "n", Part, "p"),
+		entry(Event, "l", "", "2"), entry(Status, "n", Difference, "2"), entry(Event, "e", "", "2"), entry(Status, "n", Whole, "3"),
 	}
 	for i, e := range steps {
 		if i == 5 { // one is sent meanwhile
@@ -334,18 +334,18 @@ func TestKeepWaitsForTheDisk(t *testing.T) {
 	}
 	for _, body := range []string{"1", "2"} { // the first makes the file
 		within, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		if err := j.Keep(within, entry(Lease, "l", "", body)); !errors.Is(err, context.DeadlineExceeded) {
+		if err := j.Keep(within, entry(Event, "l", "", body)); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("Keep returns %v", err)
 		}
 		cancel()
-		if err := j.Keep(t.Context(), entry(Lease, "l", "", body)); err != nil {
+		if err := j.Keep(t.Context(), entry(Event, "l", "", body)); err != nil {
 			t.Error(err)
 		}
 	}
 	if err := j.Close(); err != nil {
 		t.Error(err)
 	}
-	if err := j.Keep(t.Context(), entry(Lease, "l", "", "3")); err == nil {
+	if err := j.Keep(t.Context(), entry(Event, "l", "", "3")); err == nil {
 		t.Error("a journal that is closed keeps something")
 	}
 }
@@ -377,5 +377,44 @@ func TestCloseStoresPendingWrites(t *testing.T) {
 	}
 	if !bytes.Equal(j.Entries()[0].Body, []byte("x")) {
 		t.Errorf("the body is %q", j.Entries()[0].Body)
+	}
+}
+
+// TestLeaseIsNotStored: a Lease is in the journal at once, also while the disk fails, and not after a restart.
+func TestLeaseIsNotStored(t *testing.T) {
+	failing := false
+	dir := t.TempDir()
+	fail := func(string) error {
+		if failing {
+			return errors.New("no space left on device")
+		}
+		return nil
+	}
+	j, err := Open(dir, Options{SyncEvery: time.Millisecond, Fail: fail})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Keep(t.Context(), entry(Event, "e", "", "1")); err != nil {
+		t.Fatal(err)
+	}
+	failing = true
+	for _, body := range []string{"1", "2"} {
+		if err := j.Keep(t.Context(), entry(Lease, "l", "", body)); err != nil {
+			t.Errorf("on a full disk: %v", err)
+		}
+	}
+	if got := texts(j.Entries()); len(got) != 2 || got[1] != "l 2" {
+		t.Errorf("there is %v", got)
+	}
+	failing = false
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if j, err = Open(dir, Options{}); err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	if got := texts(j.Entries()); len(got) != 1 || got[0] != "e 1" {
+		t.Errorf("after a restart there is %v", got)
 	}
 }

@@ -17,16 +17,16 @@ func TestJournalRecoversFromARemovedDirectory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := j.Keep(context.Background(), entry(Lease, "a", Whole, "1")); err != nil {
+	if err := j.Keep(context.Background(), entry(Event, "a", Whole, "1")); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.RemoveAll(state); err != nil {
 		t.Fatal(err)
 	}
-	if err := j.Keep(context.Background(), entry(Lease, "a", Whole, "2")); err == nil || j.Summary().Problem == nil {
+	if err := j.Keep(context.Background(), entry(Event, "a", Whole, "2")); err == nil || j.Summary().Problem == nil {
 		t.Errorf("what has no file is kept: %v; the problem is %v", err, j.Summary().Problem)
 	}
-	if err := j.Keep(context.Background(), entry(Lease, "a", Whole, "3")); err != nil || j.Summary().Problem != nil {
+	if err := j.Keep(context.Background(), entry(Event, "a", Whole, "3")); err != nil || j.Summary().Problem != nil {
 		t.Errorf("it is not written anew: %v; the problem is %v", err, j.Summary().Problem)
 	}
 	if err := j.Close(); err != nil {

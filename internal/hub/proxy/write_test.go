@@ -454,11 +454,15 @@ func TestScenario66OfflineWritesReachTheCloud(t *testing.T) {
 			if s := e.Journal.Summary(); s.Waiting != 5 {
 				t.Errorf("the summary is %+v", s)
 			}
-			// The hub is started again.
+			// The hub is started again, and the kubelet renews its Lease, which was in memory only.
 			if err := e.Journal.Close(); err != nil {
 				t.Fatal(err)
 			}
 			e.open()
+			if s := e.Journal.Summary(); s.Waiting != 4 {
+				t.Errorf("after a restart the summary is %+v", s)
+			}
+			e.do(http.MethodPut, leasePath, contentType, e.body(renewal, gvks["leases"]))
 			e.comeBack()
 			if got := live[*corev1.Node](e, nodePath).Status.Conditions[1]; got.Status != corev1.ConditionFalse {
 				t.Errorf("the cloud has the condition %+v", got)
