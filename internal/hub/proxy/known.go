@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/lru"
 
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/journal"
@@ -108,9 +109,8 @@ const maxRecent, maxRecentSize = 256, 16 << 10
 // recent are the last responses of the cloud to writes of Leases and events by the node. The cache does not
 // have them, because no client reads these objects.
 type recent struct {
-	mu    sync.Mutex
-	of    map[string]recentAnswer // by object
-	order []string                // oldest first
+	once sync.Once
+	of   *lru.Cache // of recentAnswer, by object
 }
 
 type recentAnswer struct {
@@ -118,27 +118,20 @@ type recentAnswer struct {
 	body        []byte
 }
 
+func (r *recent) cache() *lru.Cache {
+	r.once.Do(func() { r.of = lru.New(maxRecent) })
+	return r.of
+}
+
 func (r *recent) put(object, contentType string, body []byte) {
-	if len(body) > maxRecentSize {
-		return
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.of == nil {
-		r.of = map[string]recentAnswer{}
-	}
-	r.order = append(slices.DeleteFunc(r.order, func(other string) bool { return other == object }), object)
-	r.of[object] = recentAnswer{contentType, body}
-	if len(r.order) > maxRecent {
-		delete(r.of, r.order[0])
-		r.order = slices.Delete(r.order, 0, 1)
+	if len(body) <= maxRecentSize {
+		r.cache().Add(object, recentAnswer{contentType, body})
 	}
 }
 
 func (r *recent) get(object string) (contentType string, body []byte, found bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	answer, found := r.of[object]
+	value, found := r.cache().Get(object)
+	answer, _ := value.(recentAnswer)
 	return answer.contentType, answer.body, found
 }
 

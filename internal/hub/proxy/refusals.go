@@ -3,6 +3,8 @@ package proxy
 import (
 	"sync"
 	"time"
+
+	"k8s.io/utils/lru"
 )
 
 // refusedFor is how long the cloud must refuse a request of the node before its cached answer is removed. An
@@ -14,68 +16,41 @@ const refusedFor = 5 * time.Minute
 // refusals has the time of the first 403, by scope, and by caller and path (see ofAnyForm). Proxy.changed uses the
 // same type for other times.
 type refusals struct {
-	mu    sync.Mutex
-	since map[string]time.Time
+	once sync.Once
+	of   *lru.Cache // of time.Time
+}
+
+// since returns the times. If one is lost because there are too many, its cached answer only stays longer.
+func (r *refusals) since() *lru.Cache {
+	r.once.Do(func() { r.of = lru.New(maxScopes) })
+	return r.of
 }
 
 // isLasting records a refusal, and returns whether the scope was refused for refusedFor without a success in
 // between.
 func (r *refusals) isLasting(key string) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	since, is := r.since[key]
-	if is && time.Since(since) >= refusedFor {
-		delete(r.since, key)
+	switch since := r.noted(key); {
+	case since.IsZero():
+		r.note(key)
+	case time.Since(since) >= refusedFor:
+		r.end(key)
 		return true
 	}
-	if is {
-		return false
-	}
-	r.noteLocked(key)
 	return false
 }
 
-func (r *refusals) noteLocked(key string) {
-	if len(r.since) >= maxScopes { // if an entry is lost, its cached answer only stays longer
-		r.forgetLocked()
-	}
-	if r.since == nil {
-		r.since = map[string]time.Time{}
-	}
-	r.since[key] = time.Now()
-}
-
 // note records the current time for a key.
-func (r *refusals) note(key string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.noteLocked(key)
-}
+func (r *refusals) note(key string) { r.since().Add(key, time.Now()) }
 
 // noted returns the recorded time of a key; zero if there is none.
 func (r *refusals) noted(key string) time.Time {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.since[key]
+	value, _ := r.since().Get(key)
+	since, _ := value.(time.Time)
+	return since
 }
 
 // isNoted reports whether a refusal is recorded, without a success since.
 func (r *refusals) isNoted(key string) bool { return !r.noted(key).IsZero() }
 
-// forgetLocked removes the oldest entry.
-func (r *refusals) forgetLocked() {
-	oldest, at := "", time.Time{}
-	for key, since := range r.since {
-		if oldest == "" || since.Before(at) {
-			oldest, at = key, since
-		}
-	}
-	delete(r.since, oldest)
-}
-
 // end records that the cloud answers a scope.
-func (r *refusals) end(key string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.since, key)
-}
+func (r *refusals) end(key string) { r.since().Remove(key) }

@@ -89,8 +89,8 @@ func TestRememberedRefusalsAreBounded(t *testing.T) {
 			}
 			time.Sleep(time.Millisecond)
 		}
-		if len(r.since) != maxScopes {
-			t.Errorf("%d are remembered", len(r.since))
+		if n := r.since().Len(); n != maxScopes {
+			t.Errorf("%d are remembered", n)
 		}
 		time.Sleep(refusedFor)
 		if !r.isLasting(fmt.Sprint(2*maxScopes - 1)) {
