@@ -12,6 +12,7 @@
 //	delivery   which pods may reach the node
 //	filter     the interfaces between the proxy and filters of objects
 //	endpoints  filters the endpoints of Services for clients
+//	replay     sends the writes of the journal
 //	journal    writes of the node that wait for the cloud, on disk
 //	kubelet    requests to the kubelet
 //	uplink     whether the cloud is reachable, and the connections to it
@@ -53,6 +54,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/panics"
 	"github.com/atoll-k8s/atoll/internal/hub/pool"
 	"github.com/atoll-k8s/atoll/internal/hub/proxy"
+	"github.com/atoll-k8s/atoll/internal/hub/replay"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
 	"github.com/atoll-k8s/atoll/internal/machinery/memory"
 )
@@ -149,9 +151,10 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed 
 		return err
 	}
 	services := newEndpoints(c, caught, log.WithName("services"))
+	replayer := &replay.Replayer{Cloud: cloud, Journal: writes, Panics: caught, Log: log.WithName("replay")}
 	p := &proxy.Proxy{
 		Filter: services, Pods: services, Panics: caught, Kubelet: kubelet.New(c.NodeName, c.Kubelet.Address, c.Kubelet.CertificateFiles()...),
-		Cloud: cloud, Cache: store, Tokens: tokens, Journal: writes, Log: log.WithName("proxy"), MaxBytes: c.Cache.MaxSize.Value(),
+		Cloud: cloud, Cache: store, Tokens: tokens, Journal: writes, Replay: replayer, Log: log.WithName("proxy"), MaxBytes: c.Cache.MaxSize.Value(),
 		Recognizer: &identity.Recognizer{NodeName: c.NodeName, Tokens: tokens, ClientRoots: followed.clientRoots, Now: time.Now, Renews: func() bool {
 			e, _ := cloud.Evidence()
 			return e.State == uplink.Online && time.Since(e.Returned) > renewWithin
@@ -199,7 +202,7 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed 
 		}
 	})
 	tasks := map[string]func(context.Context){
-		"probing the cloud": cloud.Run, "following files": followed.run, "the certificate of the node": node.run, "the serving certificate": serving.run, "sending journaled writes": p.Replay,
+		"probing the cloud": cloud.Run, "following files": followed.run, "the certificate of the node": node.run, "the serving certificate": serving.run, "sending journaled writes": replayer.Run,
 		"reporting held pods":              p.TellOfHeld,
 		"caching discovery for kubectl":    p.KeepDiscovery,
 		"following Services":               func(ctx context.Context) { services.Run(ctx, p.Follow) },

@@ -155,7 +155,7 @@ func fullAt(t *testing.T, n int, isOnce bool) (wasFull bool) {
 		var running sync.WaitGroup
 		defer running.Wait()
 		defer cancel()
-		running.Go(func() { e.Replay(ctx) })
+		running.Go(func() { e.Replay.Run(ctx) })
 		e.server.lock(func() { e.server.offline = false })
 		const initial = podsOfNode + "&watch=1&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"
 		watches := func(name string) {

@@ -77,6 +77,7 @@ func (b *breaking) RoundTrip(r *http.Request, asNode bool) (*http.Response, erro
 func TestPanicInAKeptWriteDelaysNoOtherWrite(t *testing.T) {
 	e := newEdge(t, wire.JSON)
 	e.Panics = panics.New(logr.Discard())
+	e.Replay.Panics = e.Panics
 	e.Proxy.Cloud = &breaking{Cloud: e.server, at: func(r *http.Request) bool {
 		return strings.HasSuffix(r.URL.Path, "/breaks") && r.Method == http.MethodPut
 	}}

@@ -27,6 +27,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/kubelet"
 	"github.com/atoll-k8s/atoll/internal/hub/limits"
 	"github.com/atoll-k8s/atoll/internal/hub/panics"
+	"github.com/atoll-k8s/atoll/internal/hub/replay"
 	"github.com/atoll-k8s/atoll/internal/hub/request"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
@@ -62,8 +63,10 @@ type Proxy struct {
 	Cache      *cache.Store
 	Recognizer *identity.Recognizer
 	Tokens     *identity.Tokens
-	// Journal stores writes of the node while offline: see Replay. If it is nil, no write is journaled.
+	// Journal stores writes of the node while offline, and Replay sends them later. If they are nil, no write is
+	// journaled.
 	Journal *journal.Journal
+	Replay  *replay.Replayer
 	// Kubelet is the kubelet of the node. If it is nil, requests for logs go to the cloud.
 	Kubelet *kubelet.Kubelet
 	// Panics recovers from panics outside of requests, and counts all panics. If it is nil, the hub does not
@@ -91,7 +94,6 @@ type Proxy struct {
 	// clients has, for each filtered collection, the state that its client has.
 	clients clients
 	recent  recent
-	replay  replay
 	// refusals has the refused reads of the node.
 	refusals refusals
 	// changed has the times when callers changed objects through the hub. newestForm ignores states that were

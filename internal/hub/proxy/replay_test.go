@@ -23,6 +23,7 @@ import (
 
 	"github.com/atoll-k8s/atoll/internal/hub/filter"
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
+	"github.com/atoll-k8s/atoll/internal/hub/replay"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
@@ -235,9 +236,9 @@ func TestForbiddenWritesAreSentAgain(t *testing.T) {
 	if s := e.Journal.Summary(); s.Outcomes["Replayed"] != 1 || s.Outcomes["Refused"] != 0 || s.Waiting != 1 {
 		t.Errorf("the summary is %+v", s)
 	}
-	e.replayAll(t.Context(), map[string]retry{eventsPath + "/e-1": {forbidden: time.Now().Add(-forbiddenWithin)}}, time.Time{})
+	e.Replay.SendAll(t.Context(), map[string]replay.Retry{eventsPath + "/e-1": {Forbidden: time.Now().Add(-replay.ForbiddenWithin)}}, time.Time{})
 	if s := e.Journal.Summary(); s.Outcomes["Refused"] != 1 || s.Waiting != 0 {
-		t.Errorf("after %s the summary is %+v", forbiddenWithin, s)
+		t.Errorf("after %s the summary is %+v", replay.ForbiddenWithin, s)
 	}
 }
 
@@ -331,7 +332,7 @@ func TestNodeOfASilentKubeletIsNotReportedAlive(t *testing.T) {
 	read := live[*corev1.Node](e, nodePath)
 	e.do(http.MethodPatch, nodePath+"/status", strategic, difference(t, read, withStatus(read, aNode(corev1.ConditionTrue, 5)), ""))
 	e.do(http.MethodPost, eventsPath, "application/json", e.body(anEvent("e", 1), gvks["events"]))
-	e.Proxy.replay.hear(time.Now().Add(-silentAfter - time.Second))
+	e.Replay.Heard(time.Now().Add(-replay.SilentAfter - time.Second))
 	e.comeBack(nodePath)
 	live[*corev1.Event](e, eventsPath+"/e")
 	e.do(http.MethodPut, leasePath, "application/json", e.body(aLease(time.Now(), ""), gvks["leases"]))
@@ -370,9 +371,9 @@ func TestLeaseDoesNotWaitForARefusedEvent(t *testing.T) {
 		e.do(http.MethodPost, eventsPath, "application/json", e.body(anEvent("refused", 1), gvks["events"]))
 		e.server.lock(func() { e.server.refuse, e.server.offline = map[string]int{"/refused": 500}, false })
 		ctx, cancel := context.WithCancel(e.Context())
-		var replay sync.WaitGroup
-		replay.Go(func() { e.Replay(ctx) })
-		defer replay.Wait()
+		var running sync.WaitGroup
+		running.Go(func() { e.Replay.Run(ctx) })
+		defer running.Wait()
 		defer cancel()
 		time.Sleep(65 * time.Second) // no time passes: see testing/synctest
 		e.server.lock(func() { e.server.offline = true })
@@ -428,9 +429,9 @@ func TestTheLeaseIsSentAtOnce(t *testing.T) {
 		e.do(http.MethodPost, eventsPath, "application/json", e.body(anEvent("e", 1), gvks["events"]))
 		e.do(http.MethodPut, leasePath, "application/json", e.body(aLease(time.Now(), ""), gvks["leases"]))
 		ctx, cancel := context.WithCancel(e.Context())
-		var replay sync.WaitGroup
-		replay.Go(func() { e.Replay(ctx) })
-		defer replay.Wait()
+		var running sync.WaitGroup
+		running.Go(func() { e.Replay.Run(ctx) })
+		defer running.Wait()
 		defer cancel()
 		time.Sleep(5 * time.Second)
 		e.server.lock(func() { e.server.offline = false })
@@ -446,7 +447,7 @@ func TestTheLeaseIsSentAtOnce(t *testing.T) {
 		}
 		time.Sleep(100 * time.Millisecond)
 		has("at once", true, false)
-		e.replay.hurry()
+		e.Replay.Hurry()
 		time.Sleep(8 * time.Second)
 		has("later", true, false)
 		time.Sleep(2 * time.Second)
@@ -467,16 +468,16 @@ func TestWritesWithoutACertificateAreKept(t *testing.T) {
 func TestOtherErrorRestartsTheForbiddenTime(t *testing.T) {
 	e := newEdge(t, wire.JSON)
 	e.do(http.MethodPost, eventsPath, "application/json", e.body(anEvent("e-1", 1), gvks["events"]))
-	later := map[string]retry{}
+	later := map[string]replay.Retry{}
 	for i, code := range []int{http.StatusForbidden, http.StatusInternalServerError} {
 		e.server.lock(func() { e.server.refuse = map[string]int{"/e-1": code} })
 		e.comeBack(eventsPath + "/e-1")
-		e.replayAll(t.Context(), later, time.Time{})
-		if r := later[eventsPath+"/e-1"]; r.forbidden.IsZero() != (i > 0) {
-			t.Errorf("after %d it is forbidden since %s", code, r.forbidden)
+		e.Replay.SendAll(t.Context(), later, time.Time{})
+		if r := later[eventsPath+"/e-1"]; r.Forbidden.IsZero() != (i > 0) {
+			t.Errorf("after %d it is forbidden since %s", code, r.Forbidden)
 		}
 		r := later[eventsPath+"/e-1"]
-		r.at = time.Time{}
+		r.At = time.Time{}
 		later[eventsPath+"/e-1"] = r
 	}
 }

@@ -16,7 +16,7 @@ import (
 // writing, or if the journal has no Lease: the hub never makes a node look alive.
 func (i *Inventory) Report() (*governance.Report, *governance.Statuses) {
 	p := i.proxy
-	if p.Journal == nil || p.replay.isSilent() {
+	if p.Journal == nil || p.Replay.IsSilent() {
 		return nil, nil
 	}
 	leases := p.Journal.Of("/apis/" + coordinationv1.SchemeGroupVersion.String() + "/namespaces/" + corev1.NamespaceNodeLease + "/leases/" + p.Recognizer.NodeName)

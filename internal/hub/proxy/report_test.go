@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/atoll-k8s/atoll/internal/governance"
+	"github.com/atoll-k8s/atoll/internal/hub/replay"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
@@ -56,13 +57,11 @@ func TestReportHasHeartbeatAndChangedPodStatuses(t *testing.T) {
 			if again, _ := report(); again == nil || !again.Renewed.Time.Equal(began.Add(10*time.Second)) || again.Digest != r.Digest {
 				t.Errorf("the next report is %+v", again)
 			}
-			e.replay.mu.Lock()
-			e.replay.heard = time.Now().Add(-silentAfter - time.Second)
-			e.replay.mu.Unlock()
+			e.Replay.Heard(time.Now().Add(-replay.SilentAfter - time.Second))
 			if r, _ := report(); r != nil {
 				t.Errorf("a kubelet that is silent is told as %+v", r)
 			}
-			e.replay.hear(time.Now())
+			e.Replay.Heard(time.Now())
 			e.comeBack()
 			if r, _ := report(); r != nil {
 				t.Errorf("with the cloud the report is %+v", r)

@@ -114,7 +114,7 @@ func (p *Proxy) write(w http.ResponseWriter, c *call, o *ownWrite) {
 	}
 	c.Body, c.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 	if o.kind != journal.Event {
-		p.replay.hear(time.Now())
+		p.Replay.Heard(time.Now())
 	}
 	if c.Method == http.MethodPost {
 		if name, err := nameIn(c.Header.Get("Content-Type"), body); err == nil && name != "" {
@@ -183,7 +183,7 @@ func (p *Proxy) keepWrite(w http.ResponseWriter, c *call, o *ownWrite, body []by
 		return
 	}
 	p.metrics.request(request.Write, fromJournal)
-	p.replay.hurry()
+	p.Replay.Hurry()
 	w.Header().Set(Kept, at.UTC().Format(time.RFC3339))
 	w.Header().Set("Content-Type", format.ContentType())
 	code := http.StatusOK

@@ -26,6 +26,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
 	"github.com/atoll-k8s/atoll/internal/hub/journal"
+	"github.com/atoll-k8s/atoll/internal/hub/replay"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
@@ -265,6 +266,20 @@ func (e *edge) open() {
 	if e.Journal, err = journal.Open(e.dir, journal.Options{SyncEvery: time.Millisecond, Fail: e.fail}); err != nil {
 		e.Fatal(err)
 	}
+	e.Proxy.Replay = &replay.Replayer{Cloud: current{e.node}, Journal: e.Journal, Panics: e.Panics, Log: e.Log}
+}
+
+// current is the Cloud that a node has at the moment.
+type current struct{ *node }
+
+// RoundTrip implements replay.Cloud.
+func (c current) RoundTrip(r *http.Request, asNode bool) (*http.Response, error) {
+	return c.Proxy.Cloud.RoundTrip(r, asNode)
+}
+
+// AwaitReachable implements replay.Cloud.
+func (c current) AwaitReachable(ctx context.Context) (time.Duration, error) {
+	return c.Proxy.Cloud.AwaitReachable(ctx)
 }
 
 // do sends a write of the node.
@@ -288,9 +303,9 @@ func (e *edge) comeBack(except ...string) {
 	e.Helper()
 	e.server.lock(func() { e.server.offline = false })
 	ctx, cancel := context.WithCancel(e.Context())
-	var replay sync.WaitGroup
-	replay.Go(func() { e.Replay(ctx) })
-	defer replay.Wait()
+	var running sync.WaitGroup
+	running.Go(func() { e.Replay.Run(ctx) })
+	defer running.Wait()
 	defer cancel()
 	deadline := time.Now().Add(10 * time.Second)
 	for {

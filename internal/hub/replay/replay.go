@@ -1,4 +1,5 @@
-package proxy
+// Package replay sends journaled writes to the cloud. It must not know how the hub answers requests.
+package replay
 
 import (
 	"bytes"
@@ -13,63 +14,79 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-logr/logr"
 	coordinationv1 "k8s.io/api/coordination/v1"
 
 	"github.com/atoll-k8s/atoll/internal/hub/journal"
+	"github.com/atoll-k8s/atoll/internal/hub/panics"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
 const (
-	// replayWithin is the timeout for sending a journaled write.
-	replayWithin = 15 * time.Second
-	// replayAgain is the time until a failed write is sent again. It doubles up to maxReplayAgain.
-	replayAgain, maxReplayAgain = time.Second, 30 * time.Second
+	// sendWithin is the timeout for sending a journaled write.
+	sendWithin = 15 * time.Second
+	// sendAgain is the time until a failed write is sent again. It doubles up to maxSendAgain.
+	sendAgain, maxSendAgain = time.Second, 30 * time.Second
 	// maxBusy is the longest pause while the API server accepts no requests: the Lease waits during this pause,
 	// too.
 	maxBusy = 5 * time.Second
-	// silentAfter is the time after its last write after which the kubelet counts as silent. From then on the
+	// SilentAfter is the time after its last write after which the kubelet counts as silent. From then on the
 	// hub sends nothing that makes the node look alive.
-	silentAfter = 40 * time.Second
-	// maxRefusal is how many bytes are read of the body of an error response.
+	SilentAfter = 40 * time.Second
+	// maxAnswer is how many bytes are read of a response, and maxRefusal of that of an error.
+	maxAnswer  = 1 << 20
 	maxRefusal = 16 << 10
-	// forbiddenWithin is how long a write that gets 403 is retried: an API server that is starting has not
+	// ForbiddenWithin is how long a write that gets 403 is retried: an API server that is starting has not
 	// loaded its authorization rules.
-	forbiddenWithin = 5 * time.Minute
+	ForbiddenWithin = 5 * time.Minute
 	// leaseAttempts is the number of attempts to update a Lease when updates conflict.
 	leaseAttempts = 3
 )
 
-// replay is the state of sending journaled writes.
-type replay struct {
+// Cloud is the connection to the API servers: see uplink.Uplink.
+type Cloud interface {
+	RoundTrip(r *http.Request, asNode bool) (*http.Response, error)
+	AwaitReachable(ctx context.Context) (spread time.Duration, err error)
+}
+
+// Replayer sends the writes of a journal. It is safe for concurrent use; only one goroutine may call Run.
+type Replayer struct {
+	Cloud   Cloud
+	Journal *journal.Journal
+	// Panics catches panics of sending. nil catches none.
+	Panics *panics.Catcher
+	Log    logr.Logger
+
 	mu    sync.Mutex
 	heard time.Time // when the kubelet last sent a write of its Lease or a status
 	wake  chan struct{}
 }
 
-// hear records that the kubelet is alive, and sends writes that were waiting for this.
-func (r *replay) hear(at time.Time) {
+// Heard records that the kubelet is alive, and sends writes that were waiting for this.
+func (r *Replayer) Heard(at time.Time) {
 	r.mu.Lock()
 	r.heard = at
 	r.mu.Unlock()
-	r.hurry()
+	r.Hurry()
 }
 
-func (r *replay) isSilent() bool {
+// IsSilent reports whether the kubelet has sent no such write for SilentAfter.
+func (r *Replayer) IsSilent() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return time.Since(r.heard) > silentAfter
+	return time.Since(r.heard) > SilentAfter
 }
 
-// hurry ends the pause before the next attempt.
-func (r *replay) hurry() {
+// Hurry ends the pause before the next attempt.
+func (r *Replayer) Hurry() {
 	select {
 	case r.signal() <- struct{}{}:
 	default:
 	}
 }
 
-func (r *replay) signal() chan struct{} {
+func (r *Replayer) signal() chan struct{} {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.wake == nil {
@@ -78,7 +95,7 @@ func (r *replay) signal() chan struct{} {
 	return r.wake
 }
 
-// Replay sends the entries of the journal as the node while the cloud is reachable, until ctx is done: the
+// Run sends the entries of the journal as the node while the cloud is reachable, until ctx is done: the
 // Lease first, then statuses in their order, then events in their order. When the cloud becomes reachable, the
 // Lease is sent at once, so that the node does not look dead for longer than necessary. The rest is sent after
 // a random delay.
@@ -89,43 +106,40 @@ func (r *replay) signal() chan struct{} {
 // power failure can a client have written something newer in between, because a write of an object is not
 // forwarded while the journal has an entry of that object. In that case the kubelet compares the status in the
 // cloud with its own, and writes again.
-func (p *Proxy) Replay(ctx context.Context) {
-	if p.Journal == nil {
-		return
-	}
-	later := map[string]retry{}
+func (r *Replayer) Run(ctx context.Context) {
+	later := map[string]Retry{}
 	var restAt time.Time // when entries other than the Lease may be sent
-	for pause := replayAgain; ; {
-		if p.Journal.Await(ctx) != nil {
+	for pause := sendAgain; ; {
+		if r.Journal.Await(ctx) != nil {
 			return
 		}
-		spread, err := p.Cloud.AwaitReachable(ctx)
+		spread, err := r.Cloud.AwaitReachable(ctx)
 		if err != nil {
 			return
 		}
 		if spread > 0 {
 			restAt = time.Now().Add(spread)
 		}
-		sent, busy := p.replayAll(ctx, later, restAt)
+		sent, busy := r.SendAll(ctx, later, restAt)
 		if sent > 0 {
-			p.Log.Info("Sent journaled writes to the cloud", "sent", sent, "waiting", p.Journal.Summary().Waiting)
+			r.Log.Info("Sent journaled writes to the cloud", "sent", sent, "waiting", r.Journal.Summary().Waiting)
 		}
-		wake, wait := p.replay.signal(), maxReplayAgain
+		wake, wait := r.signal(), maxSendAgain
 		if rest := time.Until(restAt); rest > 0 {
 			wait = min(wait, rest)
 		}
-		for object, r := range later {
-			if len(p.Journal.Of(object)) == 0 {
+		for object, again := range later {
+			if len(r.Journal.Of(object)) == 0 {
 				delete(later, object)
 				continue
 			}
-			wait = min(wait, max(0, time.Until(r.at)))
+			wait = min(wait, max(0, time.Until(again.At)))
 		}
 		if busy { // wait the full pause, even if entries are added meanwhile
 			wake, wait = nil, pause
 			pause = min(2*pause, maxBusy)
 		} else {
-			pause = replayAgain
+			pause = sendAgain
 		}
 		timer := time.NewTimer(wait)
 		select {
@@ -139,12 +153,12 @@ func (p *Proxy) Replay(ctx context.Context) {
 	}
 }
 
-// retry is when the write of an object is sent again, the last pause, and since when it gets 403; zero if it
+// Retry is when the write of an object is sent again, the last pause, and since when it gets 403; zero if it
 // does not.
-type retry struct {
-	at        time.Time
-	pause     time.Duration
-	forbidden time.Time
+type Retry struct {
+	At        time.Time
+	Pause     time.Duration
+	Forbidden time.Time
 }
 
 // errRefused is the error of a write that the API server refuses permanently, or that the hub cannot send.
@@ -164,9 +178,9 @@ var errBusy = errors.New("the API server is busy")
 var ranks = []journal.Kind{journal.Lease, journal.Status, journal.Event}
 
 // nextEntry returns the next entry to send, except entries of waiting objects.
-func (p *Proxy) nextEntry(waits map[string]bool) (next journal.Entry, found bool) {
+func (r *Replayer) nextEntry(waits map[string]bool) (next journal.Entry, found bool) {
 	rank := len(ranks)
-	p.Journal.Each(func(e *journal.Entry) {
+	r.Journal.Each(func(e *journal.Entry) {
 		if r := slices.Index(ranks, e.Kind); r < rank && !waits[e.Object] {
 			next, rank, found = *e, r, true
 		}
@@ -174,16 +188,16 @@ func (p *Proxy) nextEntry(waits map[string]bool) (next journal.Entry, found bool
 	return next, found
 }
 
-// replayAll sends all entries that it can, including those that are added meanwhile. If an entry fails, later
+// SendAll sends all entries that it can, including those that are added meanwhile. If an entry fails, later
 // entries of its object wait too, but other objects do not; later has the time of the next attempt. Entries
 // other than the Lease are sent from restAt on. busy means that nothing can be sent at the moment.
-func (p *Proxy) replayAll(ctx context.Context, later map[string]retry, restAt time.Time) (sent int, busy bool) {
+func (r *Replayer) SendAll(ctx context.Context, later map[string]Retry, restAt time.Time) (sent int, busy bool) {
 	waits := map[string]bool{}
-	for object, r := range later {
-		waits[object] = time.Now().Before(r.at)
+	for object, again := range later {
+		waits[object] = time.Now().Before(again.At)
 	}
 	for {
-		e, found := p.nextEntry(waits)
+		e, found := r.nextEntry(waits)
 		if !found {
 			return sent, false
 		}
@@ -191,41 +205,41 @@ func (p *Proxy) replayAll(ctx context.Context, later map[string]retry, restAt ti
 			waits[e.Object] = true
 			continue
 		}
-		if e.Kind == journal.Status && p.replay.isSilent() {
+		if e.Kind == journal.Status && r.IsSilent() {
 			// Otherwise the node and its pods would look alive, until the control plane detects again that they
 			// are not.
 			waits[e.Object] = true
 			continue
 		}
 		var err error
-		if caught := p.Panics.Do("sending a journaled write", func() error { err = p.replayOne(ctx, &e); return nil }); caught != nil {
+		if caught := r.Panics.Do("sending a journaled write", func() error { err = r.sendOne(ctx, &e); return nil }); caught != nil {
 			err = fmt.Errorf("%w: %w", errRefused, caught) // a retry would panic again and delay later writes
 		}
-		r := later[e.Object]
+		again := later[e.Object]
 		switch {
 		case !errors.Is(err, errForbidden):
-			r.forbidden = time.Time{}
-		case r.forbidden.IsZero():
-			r.forbidden = time.Now()
-		case time.Since(r.forbidden) >= forbiddenWithin:
+			again.Forbidden = time.Time{}
+		case again.Forbidden.IsZero():
+			again.Forbidden = time.Now()
+		case time.Since(again.Forbidden) >= ForbiddenWithin:
 			err = fmt.Errorf("%w: %w", errRefused, err)
 		}
 		switch {
 		case err == nil:
-			p.Journal.Done(e.Seq, journal.Replayed)
+			r.Journal.Done(e.Seq, journal.Replayed)
 			delete(later, e.Object)
 			sent++
 		case errors.Is(err, errRefused):
-			p.Log.Info("Dropping a journaled write that the API server refuses", "object", e.Object, "written", e.At, "reason", err.Error())
-			p.Journal.Done(e.Seq, journal.Refused)
+			r.Log.Info("Dropping a journaled write that the API server refuses", "object", e.Object, "written", e.At, "reason", err.Error())
+			r.Journal.Done(e.Seq, journal.Refused)
 		case errors.Is(err, errOutdated):
-			p.Log.V(2).Info("Dropping a journaled Lease", "written", e.At, "reason", err.Error())
-			p.Journal.Done(e.Seq, journal.Outdated)
+			r.Log.V(2).Info("Dropping a journaled Lease", "written", e.At, "reason", err.Error())
+			r.Journal.Done(e.Seq, journal.Outdated)
 		default:
-			p.Log.V(2).Info("Sending a journaled write failed", "object", e.Object, "error", err.Error())
-			r.pause = min(max(replayAgain, 2*r.pause), maxReplayAgain)
-			r.at = time.Now().Add(r.pause)
-			later[e.Object], waits[e.Object] = r, true
+			r.Log.V(2).Info("Sending a journaled write failed", "object", e.Object, "error", err.Error())
+			again.Pause = min(max(sendAgain, 2*again.Pause), maxSendAgain)
+			again.At = time.Now().Add(again.Pause)
+			later[e.Object], waits[e.Object] = again, true
 			if ctx.Err() != nil || errors.Is(err, uplink.ErrOffline) || errors.Is(err, errBusy) {
 				return sent, true
 			}
@@ -233,36 +247,36 @@ func (p *Proxy) replayAll(ctx context.Context, later map[string]retry, restAt ti
 	}
 }
 
-func (p *Proxy) replayOne(ctx context.Context, e *journal.Entry) error {
-	ctx, cancel := context.WithTimeout(ctx, replayWithin)
+func (r *Replayer) sendOne(ctx context.Context, e *journal.Entry) error {
+	ctx, cancel := context.WithTimeout(ctx, sendWithin)
 	defer cancel()
 	if e.Kind == journal.Lease {
-		return p.replayLease(ctx, e)
+		return r.sendLease(ctx, e)
 	}
-	code, answer, err := p.sendEntry(ctx, e, e.Method, e.Target, e.Body)
+	code, answer, err := r.send(ctx, e, e.Method, e.Target, e.Body)
 	if err != nil {
 		return err
 	}
 	return errorOf(code, answer)
 }
 
-// sendEntry sends a request for an entry, as the node.
-func (p *Proxy) sendEntry(ctx context.Context, e *journal.Entry, method, target string, body []byte) (code int, answer []byte, err error) {
-	r, err := http.NewRequestWithContext(ctx, method, target, bytes.NewReader(body))
+// send sends a request for an entry, as the node.
+func (r *Replayer) send(ctx context.Context, e *journal.Entry, method, target string, body []byte) (code int, answer []byte, err error) {
+	request, err := http.NewRequestWithContext(ctx, method, target, bytes.NewReader(body))
 	if err != nil {
 		return 0, nil, fmt.Errorf("%w: %w", errRefused, err)
 	}
 	if len(body) > 0 {
-		r.Header.Set("Content-Type", e.ContentType)
+		request.Header.Set("Content-Type", e.ContentType)
 	}
-	r.Header.Set("Accept", wire.JSON.ContentType())
-	r.Header.Set("User-Agent", e.UserAgent) // the API server uses it as the field manager
-	response, err := p.Cloud.RoundTrip(r, true)
+	request.Header.Set("Accept", wire.JSON.ContentType())
+	request.Header.Set("User-Agent", e.UserAgent) // the API server uses it as the field manager
+	response, err := r.Cloud.RoundTrip(request, true)
 	if err != nil {
 		return 0, nil, err
 	}
 	defer response.Body.Close()
-	most := int64(maxWrite)
+	most := int64(maxAnswer)
 	if response.StatusCode/100 != 2 {
 		most = maxRefusal
 	}
@@ -291,11 +305,11 @@ func errorOf(code int, answer []byte) error {
 	return fmt.Errorf("%w (%d): %s", is, code, message)
 }
 
-// replayLease updates the node's Lease in the cloud with the last renewal of the kubelet. The node must not
+// sendLease updates the node's Lease in the cloud with the last renewal of the kubelet. The node must not
 // look alive for longer than it was: the control plane counts from the arrival of a renewal, not from the time
 // in it. So an expired renewal is dropped; a running kubelet will write the next one. The Lease in the cloud
 // never goes back.
-func (p *Proxy) replayLease(ctx context.Context, e *journal.Entry) error {
+func (r *Replayer) sendLease(ctx context.Context, e *journal.Entry) error {
 	var kept coordinationv1.Lease
 	if err := json.Unmarshal(e.Body, &kept); err != nil || kept.Spec.RenewTime == nil || kept.Spec.LeaseDurationSeconds == nil {
 		return fmt.Errorf("%w: the Lease cannot be read", errOutdated)
@@ -305,7 +319,7 @@ func (p *Proxy) replayLease(ctx context.Context, e *journal.Entry) error {
 		if now := time.Now(); now.Before(e.At) || now.After(e.At.Add(valid)) || now.After(kept.Spec.RenewTime.Add(valid)) {
 			return fmt.Errorf("%w: the Lease has expired", errOutdated)
 		}
-		code, answer, err := p.sendEntry(ctx, e, http.MethodGet, e.Object, nil)
+		code, answer, err := r.send(ctx, e, http.MethodGet, e.Object, nil)
 		if err != nil {
 			return err
 		}
@@ -331,7 +345,7 @@ func (p *Proxy) replayLease(ctx context.Context, e *journal.Entry) error {
 		if err != nil {
 			return err
 		}
-		code, answer, err = p.sendEntry(ctx, e, method, target, body)
+		code, answer, err = r.send(ctx, e, method, target, body)
 		if err != nil {
 			return err
 		}
