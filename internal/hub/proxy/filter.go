@@ -4,14 +4,15 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"hash/maphash"
 	"io"
+	"iter"
 	"net/http"
 	"net/url"
 	"path"
 	"slices"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -24,8 +25,15 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// maxStatus limits the size of the bodies of status writes that observeWrite reads, in bytes.
-const maxStatus = 2 << 20
+const (
+	// refreshAfter gathers changes of what a filter depends on, before forms are compared.
+	refreshAfter = 100 * time.Millisecond
+	// refreshAgain is the time between two attempts to compare forms with a cache that is behind the
+	// client, and doubles up to maxRefreshAgain.
+	refreshAgain, maxRefreshAgain = 250 * time.Millisecond, 5 * time.Second
+	// maxStatus bounds the write of a pod's status that is looked at, in bytes.
+	maxStatus = 2 << 20
+)
 
 // sessionOf returns the filter for the response to a request; nil if the response is not filtered.
 func (p *Proxy) sessionOf(c *call) filter.Session {
@@ -57,7 +65,6 @@ func (p *Proxy) listThroughFilter(w http.ResponseWriter, c *call, response *http
 	answer, err := receive(response)
 	if errors.Is(err, errTooLarge) {
 		p.Log.Info("Forwarded a list without filtering, because it is too large", "path", c.URL.Path)
-		p.clients.put(c.key, listed{"", p.Filter.Changed(), session})
 		answerWith(w, response)
 		if _, err := io.Copy(w, io.MultiReader(bytes.NewReader(answer.sent), response.Body)); err != nil {
 			panic(http.ErrAbortHandler)
@@ -96,7 +103,6 @@ func decodeList(contentType string, body []byte) (*wire.List, error) {
 
 // filtered returns the filtered list, and false if filtering changes nothing.
 func (p *Proxy) filtered(c *call, list *wire.List, session filter.Session) (text []byte, changed bool) {
-	p.clients.put(c.key, listed{list.ResourceVersion, p.Filter.Changed(), session})
 	for i := range list.Items {
 		session.Learn(list.Format, &list.Items[i].Meta, list.Items[i].Raw)
 	}
@@ -143,124 +149,238 @@ func (p *Proxy) filteredFromCache(w http.ResponseWriter, c *call, view *cache.Vi
 	_, _ = w.Write(answer)
 }
 
-// listed is the state of a filtered collection that a client has.
-type listed struct {
-	// version is the resource version of the state; "" matches any version, for a list that was too large to be
-	// filtered.
-	version string
-	// changed is closed when the forms of objects may differ from the forms that the client has.
-	changed <-chan struct{}
-	// session has learned the objects that the client has.
-	session filter.Session
-}
-
-// maxListed limits the number of entries in clients: one for each scope. A client whose entry was removed must
-// list again.
-const maxListed = 1000
-
-// clients has the state of each client, by the key of the scope, from a list or the end of a watch until the
-// next watch.
-type clients struct {
-	mu sync.Mutex
-	of map[string]listed
-}
-
-func (l *clients) put(key string, has listed) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.of == nil || len(l.of) >= maxListed {
-		l.of = map[string]listed{}
-	}
-	l.of[key] = has
-}
-
-// take removes and returns the session of a client with this version, for its watch. It returns nil if forms may
-// have changed since, or if the state of the client is not known.
-func (l *clients) take(key, version string, changed <-chan struct{}) filter.Session {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	has := l.of[key]
-	if has.changed != changed || has.version != version && has.version != "" {
-		return nil
-	}
-	delete(l.of, key)
-	return has.session
-}
-
-// filtering is the part of a stream for watches of filtered collections. The zero value filters nothing.
+// filtering is what a watch whose objects pass a filter needs besides. The zero value filters nothing.
 type filtering struct {
-	session  filter.Session
-	outdated <-chan struct{} // see listed.changed
-	// expire ends the watch, because the forms that the client has are outdated: the client must list again.
-	expire    func()
-	isExpired atomic.Bool
+	session filter.Session
+	// sent has a sum of the form of each object that the client has from this watch, by its id. isWhole is
+	// true once the client has no others.
+	sent    map[string]uint64
+	isWhole bool
+	seed    maphash.Seed
+	again   chan struct{} // gets something when forms are to be compared
+	// refreshing is the goroutine that compares them, until cancel is called.
+	refreshing sync.WaitGroup
+	cancel     context.CancelFunc
+	started    bool
 }
 
-// prepare prepares the filtering of a watch. It returns nil if it has answered that the client must list. stop
-// must be called at the end of the watch.
-func (s *stream) prepare() (stop func()) {
-	if s.session = s.sessionOf(s.call); s.session == nil {
-		return func() {}
-	}
-	if s.position.InitialEvents { // a form depends on all objects, but initial events arrive one by one
-		s.refuse(s.w, s.Request, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid, "sendInitialEvents: the hub returns this collection only as a list")
-		return nil
-	}
-	s.Filter.Await(s.Context())
-	s.outdated = s.Filter.Changed()
-	if s.version != "" {
-		if s.session = s.clients.take(s.key, s.version, s.outdated); s.session == nil {
-			s.refuse(s.w, s.Request, http.StatusGone, metav1.StatusReasonExpired, otherForms)
-			return nil
-		}
-	}
-	ctx, cancel := context.WithCancel(s.Context())
-	s.Request, s.expire = s.WithContext(ctx), func() { s.isExpired.Store(true); cancel() }
-	var waiting sync.WaitGroup
-	waiting.Go(func() {
-		select {
-		case <-s.outdated:
-			s.expire()
-		case <-ctx.Done():
-		}
-	})
-	return func() {
-		cancel()
-		waiting.Wait()
-		switch isExpired := s.isExpired.Load(); {
-		case !isExpired && s.version != "":
-			s.clients.put(s.key, listed{s.version, s.outdated, s.session})
-		case isExpired && s.begun:
-			s.deliverError(metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonExpired, Code: http.StatusGone, Message: otherForms})
-		}
-	}
-}
-
-const otherForms = "the filter of the hub has changed: list this collection again"
-
-// form returns the frame of an event with the filtered object.
+// form returns the frame of an event as the client gets it.
 func (s *stream) form(e wire.Event, m *wire.Meta) []byte {
 	if s.session == nil {
 		return e.Frame
 	}
-	others := false
-	frame := e.Frame
+	frame, others := e.Frame, false
 	switch e.Type {
 	case watch.Added, watch.Modified:
 		others = s.session.Learn(s.format, m, e.Object)
-		if form := s.session.Form(s.format, m, e.Object); !bytes.Equal(form, e.Object) {
-			if changed, err := s.format.AppendEvent(nil, e.Type, form); err == nil {
-				frame = changed
+		form := s.session.Form(s.format, m, e.Object)
+		if !bytes.Equal(form, e.Object) {
+			changed, err := s.format.AppendEvent(nil, e.Type, form)
+			if err != nil {
+				form, changed = e.Object, e.Frame
 			}
+			frame = changed
+		}
+		if item, err := s.format.ItemOf(form, false); err == nil {
+			s.sent[id(m)] = maphash.Bytes(s.seed, item)
 		}
 	case watch.Deleted:
 		others = s.session.Forget(m)
+		delete(s.sent, id(m))
 	default:
 	}
 	if others {
-		s.expire()
+		select {
+		case s.again <- struct{}{}:
+		default: // they will be compared
+		}
 	}
 	return frame
+}
+
+// formed yields the items of a view as the client gets them.
+func (s *stream) formed(view *cache.View, list *wire.Header) (iter.Seq2[[]byte, error], error) {
+	if s.session == nil {
+		return values(view, s.shownItems(s.call, view, list)), nil
+	}
+	s.Filter.Await(s.Context())
+	metas, err := learn(s.session, view, list, nil)
+	s.isWhole = true
+	return func(yield func([]byte, error) bool) {
+		i := 0
+		for value, err := range values(view, nil) {
+			if err == nil {
+				value = s.session.Form(s.format, &metas[i], value)
+				s.sent[id(&metas[i])] = maphash.Bytes(s.seed, value)
+				i++
+			}
+			if !yield(value, err) {
+				return
+			}
+		}
+	}, err
+}
+
+// prepare prepares the filtering of a watch. stop must be called at its end.
+func (s *stream) prepare() (stop func()) {
+	if s.session = s.sessionOf(s.call); s.session == nil {
+		return func() {}
+	}
+	s.sent, s.seed, s.again = map[string]uint64{}, maphash.MakeSeed(), make(chan struct{}, 1)
+	ctx, cancel := context.WithCancel(s.Context())
+	s.Request, s.cancel = s.WithContext(ctx), cancel
+	return func() { cancel(); s.refreshing.Wait() }
+}
+
+// startRefreshing lets the client have objects whose forms change. From then on s.writing guards what
+// is written. The client must have the beginning of the answer.
+func (s *stream) startRefreshing() {
+	if s.session == nil || s.started {
+		return
+	}
+	s.started = true
+	s.refreshing.Go(func() {
+		defer s.cancel() // if the client takes nothing any more
+		_ = s.Panics.Do("comparing the forms of objects", func() error { s.refresh(s.Context()); return nil })
+	})
+}
+
+// refresh compares forms when what they depend on changes, and at first: the client may have the
+// forms of an earlier time.
+func (s *stream) refresh(ctx context.Context) {
+	pause := refreshAgain
+	for {
+		changed := s.Filter.Changed()
+		done, gone := s.compare()
+		if gone {
+			return
+		}
+		var retry <-chan time.Time
+		if done {
+			pause = refreshAgain
+		} else {
+			retry, pause = time.After(pause), min(2*pause, maxRefreshAgain)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-retry:
+			continue
+		case <-changed:
+		case <-s.again:
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(refreshAfter):
+		}
+	}
+}
+
+// compare gives the client each object whose form is another one than it has, from what is kept. done
+// is false if that is not the state that the client has, or a later one. Objects that are later than the
+// client are left out: it would go back to the events up to them. It gets them with these events.
+func (s *stream) compare() (done, gone bool) {
+	s.queues.settle(s.key)
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	if s.version == "" {
+		return false, false // among the initial events
+	}
+	view, err := s.Cache.View(s.key)
+	if err != nil {
+		return false, false
+	}
+	defer view.Close()
+	h, err := decodeHead(view.Head())
+	if err != nil || h.List == nil || !wire.IsUpTo(s.version, h.ResourceVersion) {
+		return false, false
+	}
+	list, err := h.list()
+	if err != nil || list.Format != s.format {
+		return false, false
+	}
+	apiVersion, kind := list.ItemKind()
+	session := s.sessionOf(s.call)
+	skipped := false
+	isLater := func(m *wire.Meta) bool {
+		later := m.ResourceVersion != "" && !wire.IsUpTo(m.ResourceVersion, s.version)
+		skipped = skipped || later
+		return later
+	}
+	metas, err := learn(session, view, list, func(m *wire.Meta) bool {
+		_, has := s.sent[id(m)]
+		return isLater(m) && s.isWhole && !has // else it is the best that is known of the version that the client has
+	})
+	if err != nil {
+		s.Log.V(2).Info("The forms of objects are not compared", "path", s.URL.Path, "error", err.Error())
+		return false, false
+	}
+	sent := make(map[string]uint64, len(metas))
+	i, wrote := 0, false
+	for value, err := range values(view, nil) {
+		if err != nil {
+			return false, false
+		}
+		m := &metas[i]
+		i++
+		if isLater(m) {
+			if was, is := s.sent[id(m)]; is {
+				sent[id(m)] = was
+			}
+			continue
+		}
+		form := session.Form(s.format, m, value)
+		sum := maphash.Bytes(s.seed, form)
+		if was, is := s.sent[id(m)]; !is || was != sum {
+			object, err := s.format.ObjectOf(form, apiVersion, kind)
+			var frame []byte
+			if err == nil {
+				frame, err = s.format.AppendEvent(nil, watch.Modified, object)
+			}
+			if err != nil {
+				s.Log.V(2).Info("The form of an object is not told", "path", s.URL.Path, "error", err.Error())
+				return false, false
+			}
+			if !s.write(frame) {
+				return false, true
+			}
+			wrote = true
+		}
+		sent[id(m)] = sum
+	}
+	s.session, s.sent, s.isWhole = session, sent, s.isWhole || !skipped
+	if !wrote || !s.position.Bookmarks {
+		return true, false
+	}
+	// The objects have their own versions. The client goes on from where it was.
+	bookmark, err := s.format.Bookmark(apiVersion, kind, s.version, false)
+	if err == nil {
+		bookmark, err = s.format.AppendEvent(nil, watch.Bookmark, bookmark)
+	}
+	return true, err == nil && !s.write(bookmark)
+}
+
+// learn lets a session learn the objects of a view, except those that are unknown to the client, and returns
+// the metadata of all.
+func learn(session filter.Session, view *cache.View, list *wire.Header, unknown func(*wire.Meta) bool) ([]wire.Meta, error) {
+	apiVersion, kind := list.ItemKind()
+	metas := make([]wire.Meta, 0, view.Len())
+	for value, err := range values(view, nil) {
+		if err != nil {
+			return nil, err
+		}
+		m, err := list.Format.Meta(value)
+		if err != nil {
+			return nil, err
+		}
+		m.APIVersion, m.Kind = apiVersion, kind
+		if unknown == nil || !unknown(&m) {
+			session.Learn(list.Format, &m, value)
+		}
+		metas = append(metas, m)
+	}
+	return metas, nil
 }
 
 // observeWrite passes a write of a pod's status by the kubelet to Pods.

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
@@ -22,8 +21,8 @@ import (
 // one is what a client has of the only slice.
 func one(addresses string) map[string]string { return map[string]string{"web-1": addresses} }
 
-// TestListsOfServiceProxiesAreFiltered: they have the endpoints of the topology, online, offline, and after a
-// restart. Other clients get all endpoints, and a single slice is not filtered.
+// TestListsOfServiceProxiesAreFiltered: clients that route traffic get the endpoints of the topology, online and offline,
+// and everybody else all. An object that is read alone is as it is.
 func TestListsOfServiceProxiesAreFiltered(t *testing.T) {
 	for _, format := range formats {
 		t.Run(format.String(), func(t *testing.T) {
@@ -49,12 +48,13 @@ func TestListsOfServiceProxiesAreFiltered(t *testing.T) {
 	}
 }
 
-// TestFilteredWatchFollowsNodePoolAndService: a change of any of them changes the endpoints that the client has.
+// TestFilteredWatchFollowsNodePoolAndService, while the cloud is there.
 func TestFilteredWatchFollowsNodePoolAndService(t *testing.T) {
 	for _, format := range formats {
 		t.Run(format.String(), func(t *testing.T) {
 			r := newFilterRig(t, format)
-			w := r.follow("")
+			has := r.listed(kubeProxy)
+			w := r.follow(fmt.Sprint("resourceVersion=", r.api.version), has)
 			w.expect("at first", one("1,2"))
 			r.put(poolsPath, "p", poolWith("a", "b", "c"))
 			w.expect("when a node joins the pool,", one("1,2,3"))
@@ -76,32 +76,27 @@ func TestFilteredWatchFollowsNodePoolAndService(t *testing.T) {
 			// What comes from the cloud passes the filter, and the client goes on from where it was.
 			r.put(slicesPath, "web-2", sliceWith("web-2", "a=10.0.0.4", "c=10.0.0.5"))
 			w.expect("when a slice is new,", map[string]string{"web-1": "1", "web-2": "4"})
+			at := fmt.Sprint(r.api.version)
 			r.put(poolsPath, "p", poolWith("a", "c"))
 			w.expect("when another node joins,", map[string]string{"web-1": "1,3", "web-2": "4,5"})
-			lists := w.listed()
+			build.Eventually(t, "the client goes on from the last event", func() bool {
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				return w.version == at && strings.HasPrefix(w.log[len(w.log)-1], "BOOKMARK")
+			})
 			r.put(slicesPath, "web-2", nil)
 			w.expect("when a slice is gone,", one("1,3"))
-			w.end()
-			w = r.follow(w.version)
-			r.put(slicesPath, "web-1", sliceWith("web-1", "c=10.0.0.6"))
-			for len(w.current()) == 0 {
-				time.Sleep(time.Millisecond)
-			}
-			w.expect("going on where it was,", one("6"))
-			if n := w.listed(); n > 0 || lists > 20 {
-				t.Errorf("it listed %d times, and %d times when nothing but slices changed", lists, n)
-			}
 		})
 	}
 }
 
-// TestTopologyReachIsSharedInAWatch: an endpoint on the node in one slice removes those of the pool from another
-// slice.
+// TestTopologyReachIsSharedInAWatch: an endpoint on the node in one slice takes those of the pool out of
+// another.
 func TestTopologyReachIsSharedInAWatch(t *testing.T) {
 	r := newFilterRig(t, wire.Protobuf)
 	r.put(servicesPath, "web", serviceWith("kubernetes.io/hostname,openyurt.io/nodepool"))
 	r.put(slicesPath, "web-1", sliceWith("web-1", "b=10.0.0.2", "c=10.0.0.3"))
-	w := r.follow("")
+	w := r.follow("sendInitialEvents=true&resourceVersionMatch=NotOlderThan", nil)
 	w.expect("at first", one("2"))
 	r.put(slicesPath, "web-2", sliceWith("web-2", "a=10.0.0.1"))
 	w.expect("with one on the node,", map[string]string{"web-1": "", "web-2": "1"})
@@ -109,21 +104,24 @@ func TestTopologyReachIsSharedInAWatch(t *testing.T) {
 	w.expect("without it,", one("2"))
 }
 
-// TestPodAddressesWrittenOfflineAreServed: lists and watches have the address that the kubelet wrote, also after
-// a restart of the hub, until the cloud has it.
+// TestPodAddressesWrittenOfflineAreServed: a watch and a list have the address that the kubelet
+// writes, although nobody in the cloud gets it. So after a restart of the hub, and until the cloud knows.
 func TestPodAddressesWrittenOfflineAreServed(t *testing.T) {
 	for _, format := range formats {
 		t.Run(format.String(), func(t *testing.T) {
 			r := newFilterRig(t, format)
 			r.get(identity.OfNode(), podPath)
-			first := r.follow("")
-			first.expect("online", one("1,2"))
+			has := r.listed(kubeProxy)
+			first := r.follow(fmt.Sprint("resourceVersion=", r.api.version), has)
+			initial := r.follow("sendInitialEvents=true&resourceVersionMatch=NotOlderThan", nil)
+			initial.expect("online", one("1,2"))
 			r.goOffline()
 			if code := r.kubelet("10.0.0.9"); code != http.StatusServiceUnavailable {
 				t.Errorf("offline a write is answered %d", code)
 			}
 			want := one("2,9")
 			first.expect("offline", want)
+			initial.expect("offline", want)
 			if got := r.listed(kubeProxy); !maps.Equal(got, want) {
 				t.Errorf("the list has %v", got)
 			}
@@ -133,13 +131,16 @@ func TestPodAddressesWrittenOfflineAreServed(t *testing.T) {
 				return bytes.Contains(r.kept, []byte("10.0.0.9"))
 			})
 			first.end()
+			initial.end()
 			r.restart()
-			// A client that goes on where it was may have anything.
-			again := r.follow(first.version)
-			again.expect("going on after a restart of the hub,", want)
 			if got := r.listed(kubeProxy); !maps.Equal(got, want) {
 				t.Errorf("after a restart of the hub the list has %v", got)
 			}
+			// A client that goes on where it was may have anything.
+			again := r.follow("resourceVersion="+first.version, one("1,2"))
+			again.expect("going on after a restart of the hub,", want)
+			streamed := r.follow("sendInitialEvents=true&resourceVersionMatch=NotOlderThan", nil)
+			streamed.expect("beginning after a restart of the hub,", want)
 			// The node restarts once more, and the pod gets the address that the kubelet reads: its patch has none.
 			r.get(identity.OfNode(), podPath)
 			r.request(t.Context(), identity.OfNode(), http.MethodPatch, podPath+"/status", []byte(`{"metadata":{"uid":"uid-web-a"},"status":{"message":"restarted"}}`))
@@ -156,38 +157,27 @@ func TestPodAddressesWrittenOfflineAreServed(t *testing.T) {
 	}
 }
 
-// TestClientWithOtherFormsListsAgain: a watch gets 410 if the topology has changed since the client's list, or if
-// the hub did not answer that list.
-func TestClientWithOtherFormsListsAgain(t *testing.T) {
+// TestClientNeverGetsAnOlderState: a client that is ahead of what is kept gets nothing of it.
+func TestClientNeverGetsAnOlderState(t *testing.T) {
 	r := newFilterRig(t, wire.JSON)
-	watch := func(query string) int {
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		defer cancel()
-		return r.request(ctx, kubeProxy, http.MethodGet, slicesPath+"?watch=1&"+query, nil).Code
-	}
-	r.listed(kubeProxy)
-	at := fmt.Sprint("resourceVersion=", r.api.version)
-	if code := watch("resourceVersion=1"); code != http.StatusGone {
-		t.Errorf("from a version of which the hub gave no list: %d", code)
-	}
-	if code := watch("sendInitialEvents=true&resourceVersionMatch=NotOlderThan"); code != http.StatusUnprocessableEntity {
-		t.Errorf("with initial events: %d", code)
-	}
-	if code := watch(at); code != http.StatusOK {
-		t.Errorf("after a list: %d", code)
-	}
-	if code := watch(at); code != http.StatusOK {
-		t.Errorf("after a watch that brought nothing: %d", code)
-	}
-	changed := r.services.Changed()
-	r.put(poolsPath, "p", poolWith("a", "b", "c"))
-	<-changed
-	if code := watch(at); code != http.StatusGone {
-		t.Errorf("after the topology has changed: %d", code)
+	r.put(slicesPath, "web-2", sliceWith("web-2", "a=10.0.0.4"))
+	r.listed(kubeProxy) // this is kept, and all that follows is not seen
+	r.put(slicesPath, "web-2", nil)
+	r.put(slicesPath, "web-1", sliceWith("web-1", "a=10.0.0.5", "c=10.0.0.3"))
+	at := r.api.version
+	w := r.follow(fmt.Sprint("resourceVersion=", at), one("5"))
+	r.put(servicesPath, "web", serviceWith(""))
+	w.expect("once the hub has read the collection again,", one("3,5"))
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, line := range w.log {
+		if strings.Contains(line, "web-2") || strings.Contains(line, "1,2") {
+			t.Errorf("the client got %q", w.log)
+		}
 	}
 }
 
-// TestFilteredListInChunksIsFilteredAsOneList: the reach of a Service depends on all of its slices.
+// TestFilteredListInChunksIsFilteredAsOneList is one list: the reach of a Service depends on all of its slices.
 func TestFilteredListInChunksIsFilteredAsOneList(t *testing.T) {
 	for _, format := range formats {
 		t.Run(format.String(), func(t *testing.T) {
@@ -261,7 +251,65 @@ func TestFilteredListInChunksIsFilteredAsOneList(t *testing.T) {
 	}
 }
 
-// TestUnreadableNodePoolLimitsNoEndpoints: the status says what to do.
+// TestClientGetsStateOnlyWithItsOwnEvents: another client of the same identity is ahead. What it has seen reaches the
+// client with its own events only, in their order, and changes nothing before.
+func TestClientGetsStateOnlyWithItsOwnEvents(t *testing.T) {
+	for _, format := range formats {
+		t.Run(format.String(), func(t *testing.T) {
+			r := newFilterRig(t, format)
+			r.put(servicesPath, "web", serviceWith("kubernetes.io/hostname,openyurt.io/nodepool"))
+			r.put(slicesPath, "web-1", sliceWith("web-1", "b=10.0.0.2"))
+			r.put(slicesPath, "web-2", sliceWith("web-2", "b=10.0.0.4", "c=10.0.0.7"))
+			build.Eventually(t, "the topology is known", func() bool { return r.listed(kubeProxy)["web-2"] == "4" })
+			before := r.api.version
+			from, to := io.Pipe()
+			r.cloud.set(false, func(q *http.Request) (int, string, io.ReadCloser) {
+				if q.URL.Path == slicesPath && q.URL.Query().Get("watch") != "" {
+					return http.StatusOK, r.api.format.WatchContentType(), from
+				}
+				return r.api.answer(q)
+			})
+			w := r.follow(fmt.Sprint("resourceVersion=", before), map[string]string{"web-1": "2", "web-2": "4"})
+			t.Cleanup(func() { _ = to.Close() })
+			build.Eventually(t, "the client has the forms of what is kept", func() bool {
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				return len(w.log) > 0 && strings.HasPrefix(w.log[len(w.log)-1], "BOOKMARK")
+			})
+			r.put(slicesPath, "web-1", sliceWith("web-1", "b=10.0.0.5"))
+			r.put(slicesPath, "web-1", sliceWith("web-1", "b=10.0.0.6"))
+			r.put(slicesPath, "web-3", sliceWith("web-3", "a=10.0.0.9"))
+			r.listed(kubeProxy) // another client of the same ServiceAccount
+			r.put(poolsPath, "p", poolWith("a", "b", "c"))
+			w.expect("when a node joins the pool,", map[string]string{"web-1": "2", "web-2": "4,7"})
+			for _, c := range r.history[slicesPath] {
+				if c.version <= before {
+					continue
+				}
+				if _, err := to.Write(c.frame); err != nil {
+					t.Fatal(err)
+				}
+			}
+			w.expect("after its own events,", map[string]string{"web-1": "", "web-2": "", "web-3": "9"})
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			last := map[string]int{}
+			for _, line := range w.log {
+				fields := strings.Fields(line)
+				version, err := strconv.Atoi(fields[len(fields)-1])
+				if err != nil {
+					t.Fatal(err)
+				}
+				if fields[0] != "BOOKMARK" && version < last[fields[1]] {
+					t.Errorf("the client goes back: %q", w.log)
+				}
+				last[fields[1]] = version
+			}
+		})
+	}
+}
+
+// TestUnreadableNodePoolLimitsNoEndpoints limits nothing, and the status says what to do.
 func TestUnreadableNodePoolLimitsNoEndpoints(t *testing.T) {
 	for _, code := range []int{http.StatusForbidden, http.StatusNotFound} {
 		r := newFilterRig(t, wire.JSON)
@@ -278,8 +326,7 @@ func TestUnreadableNodePoolLimitsNoEndpoints(t *testing.T) {
 		if s.Pool != "p" || last.Name != "NodePool" || last.Known || !strings.Contains(last.Reason, "system:nodes") {
 			t.Errorf("with the code %d the status is %+v", code, s)
 		}
-		w := r.follow("")
-		w.expect("at first", one("1,2,3"))
+		w := r.follow(fmt.Sprint("resourceVersion=", r.api.version), one("1,2,3"))
 		r.api.mu.Lock()
 		delete(r.api.refused, poolsPath)
 		r.api.mu.Unlock()
@@ -287,6 +334,7 @@ func TestUnreadableNodePoolLimitsNoEndpoints(t *testing.T) {
 	}
 }
 
+// TestTablesAndMetadataAreNotFiltered as they are.
 func TestTablesAndMetadataAreNotFiltered(t *testing.T) {
 	r := newFilterRig(t, wire.JSON)
 	r.listed(kubeProxy)
@@ -307,8 +355,7 @@ func TestTablesAndMetadataAreNotFiltered(t *testing.T) {
 	}
 }
 
-// TestCloudAddressReplacesTheKubeletsAddress: once the pod in the cloud has another address, that one is served.
-// Without the pod the slice is not changed.
+// TestCloudAddressReplacesTheKubeletsAddress: later the pod in the cloud counts, and without the pod nothing.
 func TestCloudAddressReplacesTheKubeletsAddress(t *testing.T) {
 	for _, format := range formats {
 		r := newFilterRig(t, format)

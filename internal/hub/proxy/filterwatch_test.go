@@ -5,11 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net/http"
 	"net/http/httptest"
 	"sync"
-	"time"
 
 	"k8s.io/apimachinery/pkg/watch"
 
@@ -17,8 +15,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
-// watching is a client that follows the slices as client-go does: it lists, watches from there, and lists again when
-// a watch has expired.
+// watching is a client that follows the slices as client-go does.
 type watching struct {
 	*filterRig
 
@@ -27,23 +24,41 @@ type watching struct {
 
 	mu      sync.Mutex
 	has     map[string]string // the addresses of each slice
-	version string            // "" before it has listed, and when it has to list again
-	lists   int
+	version string
+	log     []string
 }
 
-// follow begins to follow the slices as kube-proxy. It goes on from a version; from "" it lists.
-func (r *filterRig) follow(version string) *watching {
+// follow opens a watch of kube-proxy.
+func (r *filterRig) follow(query string, has map[string]string) *watching {
 	r.Helper()
 	ctx, cancel := context.WithCancel(r.Context())
-	w := &watching{filterRig: r, cancel: cancel, ended: make(chan struct{}), has: map[string]string{}, version: version}
+	w := &watching{filterRig: r, cancel: cancel, ended: make(chan struct{}), has: map[string]string{}}
+	for name, addresses := range has {
+		w.has[name] = addresses
+	}
+	from, to := io.Pipe()
+	q := httptest.NewRequestWithContext(ctx, http.MethodGet, slicesPath+"?watch=1&allowWatchBookmarks=true&"+query, nil)
+	q.Header.Set("Accept", r.node.format.ContentType())
+	answer := &ownAnswer{header: http.Header{}, body: to, begun: make(chan struct{}), done: make(chan struct{})}
+	go func() {
+		defer close(answer.done)
+		defer to.Close()
+		defer func() {
+			if v := recover(); v != nil && !errors.Is(v.(error), http.ErrAbortHandler) {
+				panic(v)
+			}
+		}()
+		r.Proxy.answer(answer, q, kubeProxy)
+	}()
 	go func() {
 		defer close(w.ended)
-		for ctx.Err() == nil {
-			if w.version == "" && !w.list(ctx) {
-				continue
+		events := r.node.format.NewEventReader(from, 1<<20)
+		for {
+			e, err := events.Next()
+			if err != nil {
+				return
 			}
-			w.watch(ctx)
-			time.Sleep(time.Millisecond)
+			w.take(e)
 		}
 	}()
 	r.Cleanup(w.end)
@@ -55,82 +70,7 @@ func (w *watching) end() {
 	<-w.ended
 }
 
-func (w *watching) list(ctx context.Context) bool {
-	answer := w.request(ctx, kubeProxy, http.MethodGet, slicesPath, nil)
-	if answer.Code != http.StatusOK {
-		return false
-	}
-	list, err := w.node.format.DecodeList(answer.Body.Bytes())
-	if err != nil {
-		w.Error(err)
-		return false
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.has, w.version = map[string]string{}, list.ResourceVersion
-	w.lists++
-	for _, item := range list.Items {
-		object, err := w.node.format.ObjectOf(item.Raw, item.APIVersion, item.Kind)
-		if err != nil {
-			w.Error(err)
-		}
-		w.has[item.Name] = w.addressesOf(object)
-	}
-	return true
-}
-
-func (w *watching) watch(ctx context.Context) {
-	from, to := io.Pipe()
-	q := httptest.NewRequestWithContext(ctx, http.MethodGet, slicesPath+"?watch=1&allowWatchBookmarks=true&resourceVersion="+w.version, nil)
-	q.Header.Set("Accept", w.node.format.ContentType())
-	answer := &ownAnswer{header: http.Header{}, body: to, begun: make(chan struct{}), done: make(chan struct{})}
-	go func() {
-		defer close(answer.done)
-		defer to.Close()
-		defer func() {
-			if v := recover(); v != nil && !errors.Is(v.(error), http.ErrAbortHandler) {
-				panic(v)
-			}
-		}()
-		w.Proxy.answer(answer, q, kubeProxy)
-	}()
-	select {
-	case <-answer.begun:
-	case <-answer.done: // it broke off
-		return
-	}
-	if answer.code != http.StatusOK {
-		w.expire(answer.code)
-		_, _ = io.Copy(io.Discard, from)
-		return
-	}
-	for events := w.node.format.NewEventReader(from, 1<<20); ; {
-		e, err := events.Next()
-		if err != nil {
-			return
-		}
-		w.take(e)
-	}
-}
-
-func (w *watching) expire(code int) {
-	if code != http.StatusGone {
-		w.Errorf("the watch is answered %d", code)
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.version = ""
-}
-
 func (w *watching) take(e wire.Event) {
-	if e.Type == watch.Error {
-		status, err := w.node.format.DecodeStatus(e.Object)
-		if err != nil {
-			w.Error(err)
-		}
-		w.expire(int(status.Code))
-		return
-	}
 	m, err := w.node.format.Meta(e.Object)
 	if err != nil {
 		w.Error(err)
@@ -145,6 +85,7 @@ func (w *watching) take(e wire.Event) {
 		delete(w.has, m.Name)
 	}
 	w.version = m.ResourceVersion
+	w.log = append(w.log, fmt.Sprint(e.Type, " ", m.Name, " ", w.has[m.Name], " at ", m.ResourceVersion))
 }
 
 // expect waits until the client has these slices.
@@ -153,7 +94,9 @@ func (w *watching) expect(when string, want map[string]string) {
 	var got string
 	defer func() {
 		if w.Failed() {
-			w.Logf("%s the client has %s, want %v", when, got, want)
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.Logf("%s the client has %v, want %v, after %q", when, w.has, want, w.log)
 		}
 	}()
 	build.Eventually(w.node.T, when+" the client has the right endpoints", func() bool {
@@ -162,18 +105,4 @@ func (w *watching) expect(when string, want map[string]string) {
 		got = fmt.Sprint(w.has)
 		return got == fmt.Sprint(want)
 	})
-}
-
-// listed returns how often the client has listed.
-func (w *watching) listed() int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.lists
-}
-
-// current returns what the client has.
-func (w *watching) current() map[string]string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return maps.Clone(w.has)
 }

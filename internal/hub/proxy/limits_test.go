@@ -358,7 +358,6 @@ type plainFilter struct{ filter.Filter }
 
 func (plainFilter) Session(string, string, string, string) filter.Session { return plainSession{} }
 func (plainFilter) Await(context.Context)                                 {}
-func (plainFilter) Changed() <-chan struct{}                              { return nil }
 
 type plainSession struct{}
 

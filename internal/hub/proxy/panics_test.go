@@ -172,3 +172,34 @@ func TestPanicInARequestEndsItsAnswerOnly(t *testing.T) {
 		t.Errorf("the next answer ends with %v", ended)
 	}
 }
+
+// breakingFilter is a Filter whose sessions after the first one panic.
+type breakingFilter struct {
+	filter.Filter
+
+	sessions atomic.Int64
+}
+
+func (f *breakingFilter) Session(user, group, version, resource string) filter.Session {
+	session := f.Filter.Session(user, group, version, resource)
+	if session != nil && f.sessions.Add(1) > 1 {
+		panic("it breaks")
+	}
+	return session
+}
+
+// TestPanicWhileFormsAreComparedEndsTheWatch ends that watch, so that its client begins anew.
+func TestPanicWhileFormsAreComparedEndsTheWatch(t *testing.T) {
+	r := newFilterRig(t, wire.JSON)
+	r.listed(kubeProxy)
+	r.stop()
+	r.node.Wait()
+	r.Panics = panics.New(logr.Discard())
+	r.wrap = func(f filter.Filter) filter.Filter { return &breakingFilter{Filter: f} }
+	r.start()
+	w := r.follow("resourceVersion=1", nil)
+	<-w.ended
+	if got := r.Panics.Caught(); got != 1 {
+		t.Errorf("%d panics were caught", got)
+	}
+}

@@ -91,9 +91,7 @@ type Proxy struct {
 	limiting sync.Once
 	limiters limiters
 	gate     gate
-	// clients has, for each filtered collection, the state that its client has.
-	clients clients
-	recent  recent
+	recent   recent
 	// refusals has the refused reads of the node.
 	refusals refusals
 	// changed has the times when callers changed objects through the hub. newestForm ignores states that were

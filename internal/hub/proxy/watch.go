@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -59,6 +60,7 @@ type stream struct {
 	delivered bool
 
 	filtering
+	writing sync.Mutex // held while events are written to the client, and while version changes
 }
 
 // watch answers a watch request. A watch that is interrupted continues from its last version as soon as the
@@ -71,12 +73,8 @@ func (p *Proxy) watch(w http.ResponseWriter, c *call) {
 	if seconds, err := strconv.Atoi(c.URL.Query().Get("timeoutSeconds")); err == nil && seconds > 0 {
 		s.until = time.Now().Add(time.Duration(seconds) * time.Second)
 	}
-	stop := s.prepare()
-	if stop == nil {
-		return
-	}
 	defer s.finish()
-	defer stop()
+	defer s.prepare()()
 	response, err := p.read(c, c.Request)
 	switch {
 	case err != nil:
@@ -176,6 +174,10 @@ func (s *stream) copy(response *http.Response) bool {
 		answerWith(s.w, response)
 		s.flush()
 		s.begin()
+		if s.session != nil {
+			s.Filter.Await(s.Context())
+			s.startRefreshing()
+		}
 	}
 	for events := format.NewEventReader(response.Body, maxFrame); ; {
 		e, err := events.Next()
@@ -225,6 +227,8 @@ func (s *stream) deliverError(status metav1.Status) {
 	if err != nil {
 		return
 	}
+	s.writing.Lock()
+	defer s.writing.Unlock()
 	if frame, err := s.format.AppendEvent(nil, watch.Error, object); err == nil {
 		s.write(frame)
 	}
@@ -232,6 +236,8 @@ func (s *stream) deliverError(status metav1.Status) {
 
 // deliver sends an event to the client, and returns whether the watch may have more events.
 func (s *stream) deliver(e wire.Event) bool {
+	s.writing.Lock()
+	defer s.writing.Unlock()
 	if e.Type == watch.Error {
 		s.write(e.Frame)
 		return false
@@ -314,6 +320,7 @@ func (s *stream) fromCache(reason error) bool {
 	if s.version != "" {
 		s.answerFromCache()
 		s.begin()
+		s.startRefreshing()
 		return true
 	}
 	goOn := false
@@ -334,20 +341,19 @@ func (s *stream) answerFromCache() {
 func (s *stream) initialFromCache(view *cache.View, h *head, list *wire.Header) bool {
 	s.answerFromCache()
 	until := time.Now().Add(localWithin)
+	formed, err := s.formed(view, list)
+	if err != nil {
+		s.Log.Error(err, "A watch from the cache was aborted", "path", s.URL.Path)
+		panic(http.ErrAbortHandler)
+	}
 	apiVersion, kind := list.ItemKind()
-	for item, err := range values(view, s.shownItems(s.call, view, list)) {
+	for item, err := range formed {
 		var object, frame []byte
 		if err == nil {
 			object, err = s.format.ObjectOf(item, apiVersion, kind)
 		}
 		if err == nil {
 			frame, err = s.format.AppendEvent(nil, watch.Added, object)
-		}
-		if err == nil && s.session != nil {
-			m := wire.Meta{}
-			if m, err = s.format.Meta(object); err == nil {
-				frame = s.form(wire.Event{Type: watch.Added, Object: object, Frame: frame}, &m)
-			}
 		}
 		if err != nil {
 			s.Log.Error(err, "Sending a cached watch failed", "path", s.URL.Path)
@@ -368,5 +374,6 @@ func (s *stream) initialFromCache(view *cache.View, h *head, list *wire.Header) 
 	}
 	s.position.InitialEvents, s.version = false, h.ResourceVersion
 	s.begin()
+	s.startRefreshing()
 	return true
 }
