@@ -19,9 +19,9 @@ func (s *shared) completeFlags(c *cobra.Command) error {
 
 // completeKind completes the names of objects of a kind that are in no namespace.
 func (s *shared) completeKind(kind schema.GroupVersionKind) cobra.CompletionFunc {
-	return func(c *cobra.Command, args []string, start string) (found []string, _ cobra.ShellCompDirective) {
+	return func(c *cobra.Command, _ []string, start string) (found []string, _ cobra.ShellCompDirective) {
 		r, _, err := s.reader()
-		if err != nil || len(args) > 0 {
+		if err != nil {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
 		for _, name := range namesOf(c.Context(), r, kind, "") {

@@ -80,7 +80,11 @@ func (s *shared) named(ctx context.Context, r *read.Reader, namespace, verb stri
 	if ok {
 		return resource, name, nil
 	}
-	if kind, err := s.kindOf(resource); err == nil {
+	kind, err := s.kindOf(resource)
+	switch {
+	case errors.Is(err, errNoPods):
+		return "", "", err
+	case err == nil:
 		return "", "", fmt.Errorf("want a name, too: kubectl atoll %s %s/NAME%s", verb, resource, existing(ctx, r, kind, namespace))
 	}
 	return "", "", fmt.Errorf("want a kind and a name: kubectl atoll %s deployment/%s", verb, resource)

@@ -108,7 +108,7 @@ func (s *shared) applied(namespace string, from source) (objects []client.Object
 	}
 	for _, info := range infos {
 		if info.Name == "" {
-			return nil, nil, fmt.Errorf("%s in %s has no metadata.name: kubectl create takes a generateName, apply and plan do not", info.Mapping.GroupVersionKind.Kind, info.Source)
+			return nil, nil, fmt.Errorf("%s in %s has no metadata.name, which apply and plan need", info.Mapping.GroupVersionKind.Kind, info.Source)
 		}
 		object, problem, err := dryRun(info)
 		if apierrors.IsNotFound(err) && slices.ContainsFunc(infos, func(n *resource.Info) bool {

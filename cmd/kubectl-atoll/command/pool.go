@@ -26,7 +26,12 @@ func (s *shared) pool() *cobra.Command {
 		Example: "  kubectl atoll pool kubeconfig hangzhou > hangzhou.kubeconfig",
 		Args:    cobra.ExactArgs(1),
 
-		ValidArgsFunction: s.completeKind(apps.GroupVersion.WithKind("NodePool")),
+		ValidArgsFunction: func(c *cobra.Command, args []string, start string) ([]string, cobra.ShellCompDirective) {
+			if len(args) > 0 {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			return s.completeKind(apps.GroupVersion.WithKind("NodePool"))(c, args, start)
+		},
 		RunE: func(c *cobra.Command, args []string) error {
 			r, _, err := s.reader()
 			if err != nil {

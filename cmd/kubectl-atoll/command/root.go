@@ -84,23 +84,37 @@ func (s *shared) reader() (*read.Reader, string, error) {
 // namespaceIsGiven reports whether -n was given.
 func (s *shared) namespaceIsGiven() bool { return s.root.PersistentFlags().Changed("namespace") }
 
-var command = regexp.MustCompile(`\b(kubectl (?:atoll )?|helm )`)
+// command finds the programs that commands in a text begin with.
+var command = regexp.MustCompile(`(?m)(^ *|[:;|(] )(kubectl (?:atoll )?|helm )`)
+
+// led are the flags that lead to a cluster and to its user, but for those that are secrets.
+var led = []string{"kubeconfig", "context", "cluster", "user", "server", "certificate-authority", "tls-server-name", "client-certificate", "client-key", "as", "as-uid"}
 
 // here gives the commands in a text the flags that led this command to its cluster.
 func (s *shared) here(text string) string {
-	of := func(prefix string) (flags string) {
-		for _, name := range []string{"kubeconfig", "context", "cluster", "user", "as"} {
-			if f := s.root.PersistentFlags().Lookup(name); f.Changed && (prefix == "" || name == "kubeconfig" || name == "context") {
-				flags += fmt.Sprintf("--%s=%s ", strings.Replace(name, "context", prefix+"context", 1), quoted(f.Value.String()))
-			}
+	kubectl, helm := "", ""
+	for _, name := range led {
+		f := s.root.PersistentFlags().Lookup(name)
+		if !f.Changed {
+			continue
 		}
-		return flags
+		flag := fmt.Sprintf("%s=%s ", name, quoted(f.Value.String()))
+		kubectl += "--" + flag
+		switch name {
+		case "kubeconfig":
+			helm += "--" + flag
+		case "context":
+			helm += "--kube-" + flag
+		}
+	}
+	for _, group := range *s.config.ImpersonateGroup {
+		kubectl += fmt.Sprintf("--as-group=%s ", quoted(group))
 	}
 	return command.ReplaceAllStringFunc(text, func(program string) string {
-		if program == "helm " {
-			return program + of("kube-")
+		if strings.HasSuffix(program, "helm ") {
+			return program + helm
 		}
-		return program + of("")
+		return program + kubectl
 	})
 }
 

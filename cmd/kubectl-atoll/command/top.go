@@ -21,8 +21,12 @@ func (s *shared) top() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			for {
-				if err := s.topGroups(c.Context(), again); !again || err != nil && c.Context().Err() == nil {
+				err := s.topGroups(c.Context(), again)
+				if !again {
 					return err
+				}
+				if err != nil && c.Context().Err() == nil { // the link may work again
+					_, _ = fmt.Fprintln(s.ErrOut, "error:", s.here(err.Error()))
 				}
 				select {
 				case <-time.After(2 * time.Second):

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -42,6 +43,8 @@ func (s *shared) tree() *cobra.Command {
 	}
 }
 
+var errNoPods = errors.New("has no pods of its own")
+
 // kindOf finds the kind that a person names as for kubectl: deploy, deployments.apps, Deployment.
 func (s *shared) kindOf(resource string) (schema.GroupVersionKind, error) {
 	mapper, err := s.config.ToRESTMapper()
@@ -58,7 +61,7 @@ func (s *shared) kindOf(resource string) (schema.GroupVersionKind, error) {
 	}
 	mapping, err := mapper.RESTMapping(kind.GroupKind(), kind.Version)
 	if err == nil && mapping.Scope.Name() == meta.RESTScopeNameRoot {
-		return kind, fmt.Errorf("a %s has no pods of its own: want a pod, or a workload such as deployment/NAME", kind.Kind)
+		return kind, fmt.Errorf("a %s %w: want a pod, or a workload such as deployment/NAME", kind.Kind, errNoPods)
 	}
 	return kind, err
 }

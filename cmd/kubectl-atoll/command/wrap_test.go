@@ -44,7 +44,7 @@ func TestCommandsLeadToTheSameCluster(t *testing.T) {
 	}{
 		{nil, text},
 		{[]string{"--context=edge", "-n", "w"}, "error: kubectl --context=edge get pods lists them\n  kubectl atoll --context=edge explain pod/x\n  helm --kube-context=edge get manifest atoll | kubectl --context=edge apply -f -\n  kubectl-atoll 0.1.0"},
-		{[]string{"--kubeconfig", "my config", "--as", "ann", "--token", "secret"}, "error: kubectl --kubeconfig='my config' --as=ann get pods lists them\n  kubectl atoll --kubeconfig='my config' --as=ann explain pod/x\n  helm --kubeconfig='my config' get manifest atoll | kubectl --kubeconfig='my config' --as=ann apply -f -\n  kubectl-atoll 0.1.0"},
+		{[]string{"--kubeconfig", "my config", "--as", "ann", "--as-group", "ops", "-s", "https://a:6443", "--token", "secret"}, "error: kubectl --kubeconfig='my config' --server=https://a:6443 --as=ann --as-group=ops get pods lists them\n  kubectl atoll --kubeconfig='my config' --server=https://a:6443 --as=ann --as-group=ops explain pod/x\n  helm --kubeconfig='my config' get manifest atoll | kubectl --kubeconfig='my config' --server=https://a:6443 --as=ann --as-group=ops apply -f -\n  kubectl-atoll 0.1.0"},
 	} {
 		_, s := newRoot(genericiooptions.NewTestIOStreamsDiscard())
 		if err := s.root.PersistentFlags().Parse(c.args); err != nil {

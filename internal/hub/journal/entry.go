@@ -1,6 +1,6 @@
 // Package journal stores writes that could not be sent to the cloud, in their order, until they are sent. An
-// entry that was added survives a kill of the process and a power failure. The package knows which write
-// replaces an earlier one. It must not know HTTP, the encodings of objects or the connection to the cloud.
+// entry that was added survives a kill of the process and a power failure, but for a Lease. The package knows
+// which write replaces an earlier one. It must not know HTTP, the encodings of objects or the connection to the cloud.
 package journal
 
 import (

@@ -52,7 +52,7 @@ type Options struct {
 // Journal is the list of journaled writes. It is safe for concurrent use. Only one goroutine uses the disk, and
 // readers do not wait for it.
 //
-// The entries in memory are replayed. The disk has the same entries, or an earlier state of them after a power
+// The entries in memory are replayed. The disk has the same entries without Leases, or an earlier state of them after a power
 // failure: an entry that was already sent can then come back, so sending an entry twice must do no harm.
 type Journal struct {
 	disk   disk // only for the goroutine of run

@@ -20,7 +20,7 @@ type refusals struct {
 	of   *lru.Cache // of time.Time
 }
 
-// since returns the times. If one is lost because there are too many, its cached answer only stays longer.
+// since returns the times. If one is lost because there are too many, a cached answer is used for longer.
 func (r *refusals) since() *lru.Cache {
 	r.once.Do(func() { r.of = lru.New(maxScopes) })
 	return r.of
