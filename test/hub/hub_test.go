@@ -592,7 +592,7 @@ func (r *rig) testKill() {
 	node := question{"node", podsOfNode, "application/vnd.kubernetes.protobuf"}
 	r.ask(r.over, node)
 	r.cutOff(q)
-	r.status("cloud Offline", "because asking "+r.link.Address())
+	r.status("cloud Offline", "because sending a request to "+r.link.Address())
 	var was answer
 	r.eventually("the event is kept", func() error {
 		if was = r.ask(r.over, q); !strings.Contains(was.body, `"name":"late"`) {

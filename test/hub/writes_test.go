@@ -180,7 +180,7 @@ func (r *rig) testKeptWrites() {
 	}
 	r.killHub()
 	r.startHub()
-	if status := r.statusOf(); !strings.Contains(status, "writes: 8 wait for the cloud, the first for") {
+	if status := r.statusOf(); !strings.Contains(status, "writes: 7 wait for the cloud, the first for") {
 		r.Errorf("atoll-hub status prints\n%s", status)
 	}
 	// Meanwhile one pod is gone, and one is another.
