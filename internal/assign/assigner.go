@@ -7,12 +7,10 @@
 package assign
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"time"
 
@@ -22,6 +20,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/machinery/bounded"
+	"github.com/atoll-k8s/atoll/internal/machinery/leader"
 	"github.com/atoll-k8s/atoll/internal/policies"
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
@@ -39,12 +38,8 @@ const (
 	askTimeout = time.Second
 )
 
-var (
-	// ErrNoLeader: no replica decides at the moment.
-	ErrNoLeader = errors.New("no replica of atoll-manager leads at the moment")
-	// ErrNoSeat: no group of the policy may have another pod now.
-	ErrNoSeat = errors.New("no NodeGroup has a seat for the pod now")
-)
+// ErrNoSeat: no group of the policy may have another pod now.
+var ErrNoSeat = errors.New("no NodeGroup has a seat for the pod now")
 
 // Request is a request for a seat.
 type Request struct {
@@ -94,14 +89,12 @@ type Assigner struct {
 	Ledger   *seats.Ledger
 	// Leading returns whether this replica is the leader.
 	Leading func() bool
-	// Leader returns the host:port of the leader; "" while there is none.
-	Leader func() string
-	// Transport connects to other replicas with mutual TLS.
-	Transport http.RoundTripper
+	// Leader is where requests are sent otherwise.
+	leader.Leader
 }
 
 // Assign requests a seat from this replica if it is the leader, or else from the leader. It
-// returns ErrNoSeat, ErrNoLeader, or why the request failed.
+// returns ErrNoSeat, leader.ErrNone, or why the request failed.
 func (d *Assigner) Assign(ctx context.Context, ask Request) (Answer, error) {
 	var answer Answer
 	var err error
@@ -169,15 +162,24 @@ func (d *Assigner) answer(ctx context.Context, ask Request) (Answer, error) {
 // counts the deleted pod, the successor would get a seat in a group that lacks no pod. So
 // assignment waits, for catchUpTimeout at most, until the ledger has caught up.
 func (d *Assigner) assignment(ctx context.Context, pod *ownership.Object, ask Request) (policies.Assignment, error) {
-	a, err := d.Policies.AssignmentOnceBound(ctx, pod, ask.Revision)
+	a, err := d.onceBound(ctx, pod, ask.Revision)
 	if err != nil || ask.DryRun || ask.Late || !d.behind(&a, ask.Token) {
 		return a, err
 	}
 	catchUp(ctx, func(ctx context.Context) bool {
-		a, err = d.Policies.AssignmentOnceBound(ctx, pod, ask.Revision)
+		a, err = d.onceBound(ctx, pod, ask.Revision)
 		return err != nil || !d.behind(&a, ask.Token)
 	})
 	return a, err
+}
+
+// onceBound walks up the owners of a pod, as this replica knows them now.
+func (d *Assigner) onceBound(ctx context.Context, pod *ownership.Object, revision string) (policies.Assignment, error) {
+	chain, err := d.Policies.Chain(ctx, pod)
+	if err != nil {
+		return policies.Assignment{}, err
+	}
+	return d.Policies.AssignmentOnceBound(ctx, chain, revision)
 }
 
 // behind returns whether the ledger has as many pods of an owner as the owner creates at
@@ -246,32 +248,18 @@ func SeatCost(ledger *seats.Ledger, a policies.Assignment, controller *ownership
 }
 
 func (d *Assigner) sendToLeader(ctx context.Context, ask Request) (Answer, error) {
-	leader := d.Leader()
-	if leader == "" {
-		return Answer{}, ErrNoLeader
-	}
 	body, err := json.Marshal(ask)
 	if err != nil {
 		return Answer{}, fmt.Errorf("encoding the request for a seat: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+leader+Path, bytes.NewReader(body))
+	reply, status, err := d.Post(ctx, Path, body, maxBody)
 	if err != nil {
-		return Answer{}, fmt.Errorf("requesting a seat from the leader: %w", err)
+		return Answer{}, err
 	}
-	request.Header.Set("Content-Type", "application/json")
-	response, err := (&http.Client{Transport: d.Transport}).Do(request)
-	if err != nil {
-		return Answer{}, fmt.Errorf("requesting a seat from the leader: %w", err)
-	}
-	defer func() { _ = response.Body.Close() }()
-	reply, err := io.ReadAll(io.LimitReader(response.Body, maxBody))
-	if err != nil {
-		return Answer{}, fmt.Errorf("requesting a seat from the leader: %w", err)
-	}
-	if response.StatusCode != http.StatusOK {
-		return Answer{}, fmt.Errorf("requesting a seat from the leader: %s: %.200s", response.Status, reply)
+	if status != http.StatusOK {
+		return Answer{}, fmt.Errorf("requesting a seat from the leader: %d %s: %.200s", status, http.StatusText(status), reply)
 	}
 	var answer Answer
 	if err := json.Unmarshal(reply, &answer); err != nil {
@@ -294,7 +282,7 @@ func (d *Assigner) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if !d.Leading() {
-		http.Error(w, ErrNoLeader.Error(), http.StatusServiceUnavailable)
+		http.Error(w, leader.ErrNone.Error(), http.StatusServiceUnavailable)
 		return
 	}
 	answer, err := d.answer(r.Context(), ask)

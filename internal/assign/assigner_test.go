@@ -17,6 +17,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/leader"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 	"github.com/atoll-k8s/atoll/internal/testing/build/world"
 	"github.com/atoll-k8s/atoll/internal/testing/turns"
@@ -35,7 +36,7 @@ func newReplica(t *testing.T, leads bool, objects ...build.Object) *replica {
 	r := &replica{World: world.New(t, objects...)}
 	r.Assigner = &Assigner{
 		Policies: r.World.Policies, Ledger: r.World.Ledger,
-		Leading: func() bool { return leads }, Leader: func() string { return "" },
+		Leading: func() bool { return leads }, Leader: leader.Leader{Address: func() string { return "" }},
 	}
 	mux := http.NewServeMux()
 	mux.Handle(Path, http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
@@ -48,9 +49,9 @@ func newReplica(t *testing.T, leads bool, objects ...build.Object) *replica {
 }
 
 // follow makes a replica send its requests to leader.
-func (r *replica) follow(leader *replica) {
-	r.Leader = func() string { return strings.TrimPrefix(leader.server.URL, "https://") }
-	r.Transport = leader.server.Client().Transport
+func (r *replica) follow(first *replica) {
+	r.Address = func() string { return strings.TrimPrefix(first.server.URL, "https://") }
+	r.Transport = first.server.Client().Transport
 }
 
 // ground returns a Deployment of two pods and a policy by which group hz may have one of
@@ -106,8 +107,8 @@ func TestSeatRequestsAreAnsweredByTheLeader(t *testing.T) {
 					return other
 				},
 			} {
-				leader := newReplica(t, true, ground()...)
-				answer, err := ask(leader).Assign(t.Context(), tc.ask)
+				first := newReplica(t, true, ground()...)
+				answer, err := ask(first).Assign(t.Context(), tc.ask)
 				if diff := cmp.Diff(tc.want.Answer, answer); diff != "" || !errors.Is(err, tc.want.Err) {
 					t.Errorf("%s: error %v, want %v; wrong answer (-want +got):\n%s", how, err, tc.want.Err, diff)
 				}
@@ -117,8 +118,8 @@ func TestSeatRequestsAreAnsweredByTheLeader(t *testing.T) {
 }
 
 func TestSeatIsAssignedOnceAcrossReplicas(t *testing.T) {
-	leader, other := newReplica(t, true, ground()...), newReplica(t, false)
-	other.follow(leader)
+	first, other := newReplica(t, true, ground()...), newReplica(t, false)
+	other.follow(first)
 	dry := requestFor("dry")
 	dry.DryRun = true
 	for range 2 {
@@ -129,17 +130,17 @@ func TestSeatIsAssignedOnceAcrossReplicas(t *testing.T) {
 	if _, err := other.Assign(t.Context(), requestFor("first")); err != nil {
 		t.Fatal(err)
 	}
-	for name, r := range map[string]*replica{"the leader": leader, "another": other} {
+	for name, r := range map[string]*replica{"the leader": first, "another": other} {
 		if answer, err := r.Assign(t.Context(), requestFor("second")); !errors.Is(err, ErrNoSeat) {
 			t.Errorf("%s hands out a seat that is taken: %+v, %v", name, answer, err)
 		}
 	}
 	created := build.Pod("web-1-0", build.OwnedBy(build.ReplicaSet("web-1")), build.Label(gm.NodeGroupLabel, "hz"), build.Annotation(gm.SeatAnnotation, "first"))
-	leader.See(created)
-	if got := leader.World.Ledger.Pod("web-1-0"); !got.Pinned() {
+	first.See(created)
+	if got := first.World.Ledger.Pod("web-1-0"); !got.Pinned() {
 		t.Errorf("the pod is %+v", got)
 	}
-	leader.World.Ledger.Forget("web-1-0")
+	first.World.Ledger.Forget("web-1-0")
 	if _, err := other.Assign(t.Context(), requestFor("third")); err != nil {
 		t.Errorf("the pod is deleted and its seat is not handed out: %v", err)
 	}
@@ -149,10 +150,10 @@ func TestInvalidSeatRequestIsAnError(t *testing.T) {
 	gone := Request{Pod: pod(build.ReplicaSet("gone")), Token: "t"}
 	for name, ask := range map[string]Request{"no token": {Pod: requestFor("").Pod}, "no pod": {Token: "t"}, "an owner that does not exist": gone} {
 		t.Run(name, func(t *testing.T) {
-			leader, other := newReplica(t, true, ground()...), newReplica(t, false)
-			other.follow(leader)
-			for _, r := range []*replica{leader, other} {
-				if answer, err := r.Assign(t.Context(), ask); err == nil || errors.Is(err, ErrNoSeat) || errors.Is(err, ErrNoLeader) {
+			first, other := newReplica(t, true, ground()...), newReplica(t, false)
+			other.follow(first)
+			for _, r := range []*replica{first, other} {
+				if answer, err := r.Assign(t.Context(), ask); err == nil || errors.Is(err, ErrNoSeat) || errors.Is(err, leader.ErrNone) {
 					t.Errorf("answer %+v, error %v", answer, err)
 				}
 			}
@@ -162,25 +163,25 @@ func TestInvalidSeatRequestIsAnError(t *testing.T) {
 
 func TestNoSeatIsAssignedWithoutALeader(t *testing.T) {
 	t.Run("no leader is known", func(t *testing.T) {
-		if _, err := newReplica(t, false).Assign(t.Context(), requestFor("t")); !errors.Is(err, ErrNoLeader) {
+		if _, err := newReplica(t, false).Assign(t.Context(), requestFor("t")); !errors.Is(err, leader.ErrNone) {
 			t.Errorf("error is %v", err)
 		}
 	})
 	t.Run("the replica at that address does not lead, and forwards nothing", func(t *testing.T) {
-		leader, lost, other := newReplica(t, true, ground()...), newReplica(t, false), newReplica(t, false)
-		lost.follow(leader)
+		first, lost, other := newReplica(t, true, ground()...), newReplica(t, false), newReplica(t, false)
+		lost.follow(first)
 		other.follow(lost)
 		if answer, err := other.Assign(t.Context(), requestFor("t")); err == nil || !strings.Contains(err.Error(), "503") {
 			t.Errorf("answer %+v, error %v", answer, err)
 		}
-		if lost.requests != 1 || leader.requests != 0 {
-			t.Errorf("it got %d requests, want 1; the leader got %d, want 0", lost.requests, leader.requests)
+		if lost.requests != 1 || first.requests != 0 {
+			t.Errorf("it got %d requests, want 1; the leader got %d, want 0", lost.requests, first.requests)
 		}
 	})
 	t.Run("the leader cannot be reached", func(t *testing.T) {
-		leader, other := newReplica(t, true), newReplica(t, false)
-		other.follow(leader)
-		leader.server.Close()
+		first, other := newReplica(t, true), newReplica(t, false)
+		other.follow(first)
+		first.server.Close()
 		if answer, err := other.Assign(t.Context(), requestFor("t")); err == nil {
 			t.Errorf("answer %+v", answer)
 		}
@@ -238,7 +239,7 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) { return t
 // webhook, and then creates the pod without its policy.
 func TestRequestToTheLeaderTimesOutAfterASecond(t *testing.T) {
 	r := newReplica(t, false)
-	r.Leader = func() string { return "leader:9444" }
+	r.Address = func() string { return "leader:9444" }
 	r.Transport = transport(func(request *http.Request) (*http.Response, error) {
 		if deadline, bounded := request.Context().Deadline(); !bounded || time.Until(deadline) > time.Second {
 			t.Errorf("the request ends at %s, has a deadline: %t", deadline, bounded)
@@ -250,11 +251,11 @@ func TestRequestToTheLeaderTimesOutAfterASecond(t *testing.T) {
 	}
 }
 
-// TestSeatRequestReleasesItsTurnWhileWaiting: for the leader, and for watches that are behind.
+// TestSeatRequestReleasesItsTurnWhileWaiting: for the first, and for watches that are behind.
 func TestSeatRequestReleasesItsTurnWhileWaiting(t *testing.T) {
 	ctx, free := turns.Last(t)
 	follower := newReplica(t, false)
-	follower.Leader = func() string { return "leader:9444" }
+	follower.Address = func() string { return "leader:9444" }
 	asked := false
 	follower.Transport = transport(func(*http.Request) (*http.Response, error) {
 		asked = true

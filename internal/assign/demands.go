@@ -7,6 +7,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/atoll-k8s/atoll/internal/domain/affinity"
 	"github.com/atoll-k8s/atoll/internal/domain/fit"
 	"github.com/atoll-k8s/atoll/internal/machinery/volumes"
 )
@@ -28,11 +29,7 @@ type Demands struct {
 // DemandsOf returns the demands of a pod that is not pinned yet. If the pod uses
 // PersistentVolumeClaims, it reads these and their volumes from the API server.
 func DemandsOf(ctx context.Context, client kubernetes.Interface, namespace string, pod *corev1.Pod) (*Demands, error) {
-	var affinity *corev1.NodeSelector
-	if a := pod.Spec.Affinity; a != nil && a.NodeAffinity != nil {
-		affinity = a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
-	}
-	d := DemandsBy(fit.DemandOf(pod, affinity))
+	d := DemandsBy(fit.DemandOf(pod, affinity.Required(&pod.Spec)))
 	var err error
 	if d.Volumes, _, err = volumes.Of(ctx, client, namespace, &pod.Spec); apierrors.IsNotFound(err) {
 		return d, nil // a claim that is created after the pod has no volume yet

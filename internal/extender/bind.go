@@ -117,7 +117,7 @@ func (h *Handler) prepare(ctx context.Context, pod *seats.Pod, node string) (sta
 	if !workload.Managed() {
 		return stamps{}, nil
 	}
-	if waitsForOverride(workload) {
+	if workload.WaitsForOverride() {
 		return stamps{}, errors.New(TextOverrideNotBound)
 	}
 	group := h.Ledger.NodeGroup(node)

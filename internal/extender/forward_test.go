@@ -6,6 +6,8 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+
+	"github.com/atoll-k8s/atoll/internal/machinery/leader"
 )
 
 // replicas is the transport between replicas: the handlers by host.
@@ -25,41 +27,41 @@ func (r replicas) RoundTrip(request *http.Request) (*http.Response, error) {
 }
 
 func TestFollowerForwardsRequestsToTheLeader(t *testing.T) {
-	leader := newFixture(t, ground()...)
+	first := newFixture(t, ground()...)
 	calls := 0
 	leads := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		calls++
-		leader.mux.ServeHTTP(w, r)
+		first.mux.ServeHTTP(w, r)
 	})
 	lost := newFixture(t)
 	lost.Leading = func() bool { return false }
 	network := replicas{"leader:9444": leads, "lost:9444": lost.mux}
-	lost.Forwarder = &Forwarder{Leader: func() string { return "leader:9444" }, Transport: network}
+	lost.Leader = &leader.Leader{Address: func() string { return "leader:9444" }, Transport: network}
 
 	const request = `{"Pod":{"metadata":{"name":"bare"}},"NodeNames":["a","b"]}`
 	tests := map[string]struct {
-		forwarder *Forwarder
+		forwarder *leader.Leader
 		forwarded bool
 		body      string
 		want      int
 		calls     int
 	}{
 		"no forwarder: retry":                              {want: http.StatusServiceUnavailable, body: request},
-		"no leader: retry":                                 {forwarder: &Forwarder{Leader: func() string { return "" }, Transport: network}, want: http.StatusServiceUnavailable, body: request},
-		"the leader answers":                               {forwarder: lost.Forwarder, want: http.StatusOK, body: request, calls: 1},
-		"the leader refuses a malformed request":           {forwarder: lost.Forwarder, want: http.StatusBadRequest, body: "{", calls: 1},
-		"the leader cannot be reached: retry":              {forwarder: &Forwarder{Leader: func() string { return "gone:9444" }, Transport: network}, want: http.StatusServiceUnavailable, body: request},
-		"the replica at that address does not lead: retry": {forwarder: &Forwarder{Leader: func() string { return "lost:9444" }, Transport: network}, want: http.StatusServiceUnavailable, body: request},
-		"a forwarded request is not forwarded again":       {forwarder: lost.Forwarder, forwarded: true, want: http.StatusServiceUnavailable, body: request},
+		"no leader: retry":                                 {forwarder: &leader.Leader{Address: func() string { return "" }, Transport: network}, want: http.StatusServiceUnavailable, body: request},
+		"the leader answers":                               {forwarder: lost.Leader, want: http.StatusOK, body: request, calls: 1},
+		"the leader refuses a malformed request":           {forwarder: lost.Leader, want: http.StatusBadRequest, body: "{", calls: 1},
+		"the leader cannot be reached: retry":              {forwarder: &leader.Leader{Address: func() string { return "gone:9444" }, Transport: network}, want: http.StatusServiceUnavailable, body: request},
+		"the replica at that address does not lead: retry": {forwarder: &leader.Leader{Address: func() string { return "lost:9444" }, Transport: network}, want: http.StatusServiceUnavailable, body: request},
+		"a forwarded request is not forwarded again":       {forwarder: lost.Leader, forwarded: true, want: http.StatusServiceUnavailable, body: request},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			calls = 0
 			d := newFixture(t)
-			d.Leading, d.Forwarder = func() bool { return false }, tc.forwarder
+			d.Leading, d.Leader = func() bool { return false }, tc.forwarder
 			r := httptest.NewRequest(http.MethodPost, "/scheduler/filter", strings.NewReader(tc.body))
 			if tc.forwarded {
-				r.Header.Set(forwardedHeader, "1")
+				r.Header.Set("X-Atoll-Forwarded", "1")
 			}
 			w := httptest.NewRecorder()
 			d.mux.ServeHTTP(w, r)
@@ -69,7 +71,7 @@ func TestFollowerForwardsRequestsToTheLeader(t *testing.T) {
 			if tc.want != http.StatusOK {
 				return
 			}
-			direct := leader.send("filter", []byte(tc.body))
+			direct := first.send("filter", []byte(tc.body))
 			if w.Body.String() != direct.Body.String() || w.Header().Get("Content-Length") != direct.Header().Get("Content-Length") {
 				t.Errorf("answered %s, the leader itself answers %s", w.Body, direct.Body)
 			}

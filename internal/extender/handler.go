@@ -21,6 +21,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/leader"
 	"github.com/atoll-k8s/atoll/internal/policies"
 	"github.com/atoll-k8s/atoll/internal/seats"
 )
@@ -60,9 +61,9 @@ type Handler struct {
 	// Leading returns whether this replica is the leader. A replica that is not forwards
 	// requests to the leader.
 	Leading func() bool
-	// Forwarder sends requests to the leader. If it is nil, or if there is no leader, the
+	// Leader is where requests are sent then. If it is nil, or if there is no leader, the
 	// handler answers 503 and kube-scheduler retries.
-	Forwarder *Forwarder
+	Leader *leader.Leader
 	// Log receives, at V(2), why pods wait or were not bound.
 	Log logr.Logger
 }
@@ -85,7 +86,7 @@ func (h *Handler) serve(verb string, serve func(*buffers, http.ResponseWriter, *
 		start := time.Now()
 		defer func() { duration.Observe(time.Since(start).Seconds()) }()
 		if !h.Leading() {
-			h.Forwarder.forward(w, r)
+			forward(h.Leader, w, r)
 			return
 		}
 		b := bufferPool.Get().(*buffers)
@@ -124,13 +125,6 @@ func ignoresPropagation(workload ownership.PolicyOwners, err error) bool {
 	return o != nil && o.IgnoreMissing && (err != nil || o.Policies.Propagation() != ownership.Bound)
 }
 
-// waitsForOverride returns whether the OverridePolicy that a workload requires is not
-// bound, and the workload is not configured to ignore that.
-func waitsForOverride(workload ownership.PolicyOwners) bool {
-	o := workload.Override
-	return o != nil && !o.IgnoreMissing && o.Policies.Override() != ownership.Bound
-}
-
 // filter keeps the nodes that a pod may be scheduled to.
 func (h *Handler) filter(b *buffers, w http.ResponseWriter, r *http.Request) {
 	args, ok := b.decodeFilter(w, r)
@@ -151,7 +145,7 @@ func (h *Handler) filter(b *buffers, w http.ResponseWriter, r *http.Request) {
 	case err != nil:
 		filterTotal.WithLabelValues("error").Inc()
 		b.encode(w, filterResult{Error: err.Error()})
-	case waitsForOverride(a.PolicyOwners):
+	case a.PolicyOwners.WaitsForOverride():
 		filterTotal.WithLabelValues("not_bound").Inc()
 		b.encode(w, refuse(&args, names, func(int) string { return TextOverrideNotBound }))
 	case !managed:

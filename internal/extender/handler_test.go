@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/machinery/leader"
 	"github.com/atoll-k8s/atoll/internal/seats"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
@@ -375,7 +376,7 @@ func TestMalformedRequestsAreRefused(t *testing.T) {
 // read.
 func TestABodyBeyondTheLimitIsTooLarge(t *testing.T) {
 	leads, follows := newFixture(t), newFixture(t)
-	follows.Leading, follows.Forwarder = func() bool { return false }, &Forwarder{Leader: func() string { return "leader:9444" }, Transport: replicas{}}
+	follows.Leading, follows.Leader = func() bool { return false }, &leader.Leader{Address: func() string { return "leader:9444" }, Transport: replicas{}}
 	for who, d := range map[string]*fixture{"the leader": leads, "another replica": follows} {
 		for _, verb := range verbs {
 			long := httptest.NewRequest(http.MethodPost, "/scheduler/"+verb, http.MaxBytesReader(nil, io.NopCloser(strings.NewReader(`{"Pod":{}}`)), 5))

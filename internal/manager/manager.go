@@ -49,6 +49,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/extender"
 	"github.com/atoll-k8s/atoll/internal/governance"
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
+	"github.com/atoll-k8s/atoll/internal/machinery/leader"
 	"github.com/atoll-k8s/atoll/internal/machinery/memory"
 	"github.com/atoll-k8s/atoll/internal/machinery/streamedlist"
 	"github.com/atoll-k8s/atoll/internal/owners"
@@ -170,11 +171,11 @@ func Run(ctx context.Context, config *rest.Config, c Config) error {
 		return err
 	}
 	p.assigner = &assign.Assigner{
-		Policies: p.policies, Ledger: p.ledger, Leading: p.leads, Leader: p.leader.address,
-		Transport: &http.Transport{
+		Policies: p.policies, Ledger: p.ledger, Leading: p.leads,
+		Leader: leader.Leader{Address: p.leader.address, Transport: &http.Transport{
 			TLSClientConfig: p.keeper.PeerTLS(), MaxIdleConnsPerHost: 16, IdleConnTimeout: time.Minute,
 			DialContext: (&net.Dialer{Timeout: dialTimeout}).DialContext, TLSHandshakeTimeout: dialTimeout,
-		},
+		}},
 	}
 	for _, setup := range []func(context.Context) error{p.connect, p.addControllers, p.addWebhooks, p.addExtender, p.addPorts} {
 		if err := setup(ctx); err != nil {
@@ -431,11 +432,7 @@ func (p *parts) addExtender(context.Context) error {
 	handler := &extender.Handler{
 		Policies: p.policies, Ledger: p.ledger, Client: p.client, Wide: p.config.Filter == FilterWide,
 		System:  sets.New(metav1.NamespaceSystem, metav1.NamespacePublic, corev1.NamespaceNodeLease, p.config.Namespace),
-		Leading: p.leads, Log: ctrl.Log.WithName("extender"),
-		Forwarder: &extender.Forwarder{
-			Leader:    p.leader.address,
-			Transport: p.assigner.Transport,
-		},
+		Leading: p.leads, Leader: &p.assigner.Leader, Log: ctrl.Log.WithName("extender"),
 	}
 	mux := http.NewServeMux()
 	if p.config.extenderInUse() {

@@ -10,6 +10,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/seats"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
@@ -148,7 +149,7 @@ func TestCreation(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l := newTestResolver(t, append(tc.objects, tc.app, build.Node("n", build.InGroup("a")))...)
 			pod := seats.Slim(build.Pod("", build.OwnedBy(tc.app)))
-			a, err := l.AssignmentOnceBound(t.Context(), pod.Object(), "r1")
+			a, err := l.AssignmentOnceBound(t.Context(), chainOf(t, l, pod.Object()), "r1")
 			if err != nil && a.PolicyOwners.Propagation == nil {
 				t.Fatal(err)
 			}
@@ -164,11 +165,20 @@ func TestCreation(t *testing.T) {
 func TestProspectCountsARequiredPolicyAsBound(t *testing.T) {
 	l := newTestResolver(t, build.Deployment("web", build.Requires("p", "")), assigns(gm.AssignmentAuto), build.Node("n", build.InGroup("a")))
 	pod := seats.Slim(build.Pod("", build.OwnedBy(build.Deployment("web")))).Object()
-	a, err := l.AssignmentOnceBound(t.Context(), pod, "r1")
+	a, err := l.AssignmentOnceBound(t.Context(), chainOf(t, l, pod), "r1")
 	if diff := cmp.Diff([]string{"a"}, a.Spread.Groups()); diff != "" || err != nil {
 		t.Errorf("error %v, wrong groups (-want +got):\n%s", err, diff)
 	}
 	if a, err := l.Assignment(t.Context(), pod, "r1"); len(a.Spread.Groups()) != 0 || err != nil {
 		t.Errorf("before it is bound, groups are %v, error %v", a.Spread.Groups(), err)
 	}
+}
+
+func chainOf(t *testing.T, r *testResolver, pod *ownership.Object) []*ownership.Object {
+	t.Helper()
+	chain, err := r.Chain(t.Context(), pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return chain
 }

@@ -307,23 +307,29 @@ func (r *Resolver) Revision(controller *ownership.Reference, labels map[string]s
 	return r.walker.Revision(controller, labels)
 }
 
+// Chain returns a pod and its owners: see owners.Walker.Chain.
+func (r *Resolver) Chain(ctx context.Context, pod *ownership.Object) ([]*ownership.Object, error) {
+	return r.walker.Chain(ctx, pod)
+}
+
 // Assignment joins the data about a pod. Spread is set only if the workload is bound
 // to its PropagationPolicy. It returns an error if that policy is missing or unusable.
 func (r *Resolver) Assignment(ctx context.Context, pod *ownership.Object, revision string) (Assignment, error) {
-	return r.assignment(ctx, pod, revision, false)
-}
-
-// AssignmentOnceBound returns the Assignment that a pod will have once its workload carries the
-// binding labels: it treats each required policy as bound.
-func (r *Resolver) AssignmentOnceBound(ctx context.Context, pod *ownership.Object, revision string) (Assignment, error) {
-	return r.assignment(ctx, pod, revision, true)
-}
-
-func (r *Resolver) assignment(ctx context.Context, pod *ownership.Object, revision string, prospect bool) (Assignment, error) {
-	policyOwners, chain, err := r.walker.PolicyOwners(ctx, pod)
+	chain, err := r.walker.Chain(ctx, pod)
 	if err != nil {
 		return Assignment{}, err
 	}
+	return r.assignment(ctx, chain, revision, false)
+}
+
+// AssignmentOnceBound returns the Assignment that a pod will have once its workload carries the
+// binding labels: it treats each required policy as bound. chain is owners.Walker.Chain of the pod.
+func (r *Resolver) AssignmentOnceBound(ctx context.Context, chain []*ownership.Object, revision string) (Assignment, error) {
+	return r.assignment(ctx, chain, revision, true)
+}
+
+func (r *Resolver) assignment(ctx context.Context, chain []*ownership.Object, revision string, prospect bool) (Assignment, error) {
+	pod, policyOwners := chain[0], ownership.PolicyOwnersOfPod(chain)
 	a := Assignment{PolicyOwners: policyOwners, Cohort: seats.Cohort{Owner: pod.UID, Revision: revision}, Counted: true, Total: 1}
 	a.Owners = chain[1:]
 	if len(chain) > 1 {

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/affinity"
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 	"github.com/atoll-k8s/atoll/internal/domain/fit"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
@@ -385,7 +386,7 @@ func neverStarted(status *corev1.ContainerStatus) bool {
 // common. The pin to a group is not part of it, because the successor may be pinned to
 // another group. It is nil for a DaemonSet's pod, whose affinity only names its node.
 func (p *Pod) affinity(pod *corev1.Pod) *corev1.NodeSelector {
-	required := requiredAffinity(pod)
+	required := affinity.Required(&pod.Spec)
 	switch {
 	case p.For != "":
 		return nil
@@ -407,17 +408,10 @@ func (p *Pod) demand() *fit.Demand {
 
 var nothing = &fit.Demand{Requests: fit.Amounts{{Name: corev1.ResourcePods, Value: 1}}}
 
-func requiredAffinity(pod *corev1.Pod) *corev1.NodeSelector {
-	if pod.Spec.Affinity == nil || pod.Spec.Affinity.NodeAffinity == nil {
-		return nil
-	}
-	return pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
-}
-
 // NodeOf returns the one node that a DaemonSet's pod is for, from the affinity that the
 // DaemonSet controller gives it; "" for other pods.
 func NodeOf(pod *corev1.Pod) string {
-	required, controller := requiredAffinity(pod), metav1.GetControllerOfNoCopy(pod)
+	required, controller := affinity.Required(&pod.Spec), metav1.GetControllerOfNoCopy(pod)
 	if required == nil || controller == nil || controller.Kind != "DaemonSet" {
 		return ""
 	}

@@ -136,12 +136,8 @@ func (s *Surveyor) held(below []types.UID) string {
 		return "the API server refuses the change that would take the gate off: " + why
 	}
 	for _, uid := range below {
-		o := s.Walker.PolicyOwnersOf(uid).Override
-		if o == nil || o.IgnoreMissing {
-			continue
-		}
-		if binding := o.Policies.Override(); binding == ownership.Unbound || binding == ownership.Mismatched {
-			return fmt.Sprintf("OverridePolicy %q is not bound to their workload: its status says why", o.Policies.RequiredOverride)
+		if owners := s.Walker.PolicyOwnersOf(uid); owners.WaitsForOverride() {
+			return fmt.Sprintf("OverridePolicy %q is not bound to their workload: its status says why", owners.Override.Policies.RequiredOverride)
 		}
 	}
 	return ""

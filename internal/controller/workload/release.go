@@ -29,7 +29,7 @@ const retryUnread = 2 * time.Second
 // release takes pods off the gate once the API server has the binding labels, and nudges
 // unschedulable pods.
 func (r *Reconciler) release(ctx context.Context, s *scope) error {
-	if !s.bound || waits(s.workload, s.want) {
+	if !s.bound || !s.workload.IgnoreMissing && s.want.Unbound() {
 		return nil
 	}
 	errs := []error{s.waitForAway(r.Clock.Now())}
@@ -170,22 +170,12 @@ func (s *scope) waitForAway(now time.Time) error {
 	return phase.Wait("a NodeGroup to be away", s.changesAt.Sub(now))
 }
 
-// waits reports whether new pods of a workload have to wait for a policy.
-func waits(workload *ownership.Object, p ownership.Policies) bool {
-	for _, binding := range []ownership.Binding{p.Propagation(), p.Override()} {
-		if binding == ownership.Unbound || binding == ownership.Mismatched {
-			return !workload.IgnoreMissing
-		}
-	}
-	return false
-}
-
 // waitsForAnother reports whether the pod waits for a policy that an owner other than the
 // workload of this pass requires: different owners may require the two policies.
 func (r *Reconciler) waitsForAnother(pod *seats.Pod, s *scope) bool {
 	workload := r.Walker.PolicyOwnersOf(pod.Owner())
 	for _, o := range []*ownership.Object{workload.Propagation, workload.Override} {
-		if o != nil && o.UID != s.workload.UID && waits(o, o.Policies) {
+		if o != nil && o.UID != s.workload.UID && o.Waits() {
 			return true
 		}
 	}

@@ -17,6 +17,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/assign"
+	"github.com/atoll-k8s/atoll/internal/domain/affinity"
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/policies"
@@ -200,9 +201,8 @@ func isOurs(gate corev1.PodSchedulingGate) bool { return gate.Name == gm.PolicyG
 
 // demandsNodes reports whether a pod has required node affinity.
 func demandsNodes(pod *corev1.Pod) bool {
-	a := pod.Spec.Affinity
-	return a != nil && a.NodeAffinity != nil && a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil &&
-		len(a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms) > 0
+	required := affinity.Required(&pod.Spec)
+	return required != nil && len(required.NodeSelectorTerms) > 0
 }
 
 // patchPod writes the difference between two states of a pod. It returns a conflict if the

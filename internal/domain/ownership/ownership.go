@@ -220,6 +220,14 @@ func (p Policies) Override() Binding {
 	return bindingOf(p.RequiredOverride, p.BindingOverride)
 }
 
+// Unbound reports whether a policy is required that is not bound.
+func (p Policies) Unbound() bool { return p.Propagation().waits() || p.Override().waits() }
+
+func (b Binding) waits() bool { return b == Unbound || b == Mismatched }
+
+// Waits reports whether new pods of a workload wait for a policy that it requires. A nil object requires none.
+func (o *Object) Waits() bool { return o != nil && !o.IgnoreMissing && o.Policies.Unbound() }
+
 // PolicyOwners holds the workload of a pod for each kind of policy: the topmost object of the
 // chain that requires such a policy. The two may be different objects.
 type PolicyOwners struct {
@@ -227,6 +235,12 @@ type PolicyOwners struct {
 	Propagation *Object
 	// Override is the object that requires an OverridePolicy, or nil.
 	Override *Object
+}
+
+// WaitsForOverride reports whether pods wait for the OverridePolicy that their workload requires.
+func (a PolicyOwners) WaitsForOverride() bool {
+	o := a.Override
+	return o != nil && !o.IgnoreMissing && o.Policies.Override().waits()
 }
 
 // Managed reports whether any policy is required.

@@ -95,7 +95,11 @@ func (w *Webhook) restore(ctx context.Context, pod *corev1.Pod, object *ownershi
 	if !placement.Pinned(&pod.Spec, gm.NodeGroupLabel, group) {
 		placement.Repin(&pod.Spec, gm.NodeGroupLabel, group, w.Policies.Newcomers(ctx, group)...)
 	}
-	a, err := w.Policies.AssignmentOnceBound(ctx, object, w.Walker.Revision(object.Controller, pod.Labels))
+	chain, err := w.Walker.Chain(ctx, object)
+	if err != nil {
+		return
+	}
+	a, err := w.Policies.AssignmentOnceBound(ctx, chain, w.Walker.Revision(object.Controller, pod.Labels))
 	if err != nil {
 		return
 	}

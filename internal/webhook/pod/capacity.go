@@ -10,6 +10,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/assign"
+	"github.com/atoll-k8s/atoll/internal/domain/affinity"
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/machinery/volumes"
@@ -23,7 +24,7 @@ import (
 // restricted to that class.
 func (w *Webhook) classify(ctx context.Context, pod *corev1.Pod, object *ownership.Object, c policies.Capacity, token types.UID, dryRun bool) (class capacity.Class, known bool) {
 	classes := w.Policies.Classes()
-	if !classes.LeavesBoth(pod.Spec.NodeSelector, requiredAffinity(&pod.Spec)) {
+	if !classes.LeavesBoth(pod.Spec.NodeSelector, affinity.Required(&pod.Spec)) {
 		return capacity.None, true
 	}
 	class, tied, err := w.tiedTo(ctx, pod, object.Namespace)
@@ -68,11 +69,4 @@ func (w *Webhook) tiedTo(ctx context.Context, pod *corev1.Pod, namespace string)
 		return capacity.None, false, errManyClaims
 	}
 	return assign.VolumeClass(ctx, w.API, w.Policies, namespace, &pod.Spec)
-}
-
-func requiredAffinity(spec *corev1.PodSpec) *corev1.NodeSelector {
-	if spec.Affinity == nil || spec.Affinity.NodeAffinity == nil {
-		return nil
-	}
-	return spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
 }

@@ -20,6 +20,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/assign"
+	"github.com/atoll-k8s/atoll/internal/domain/affinity"
 	"github.com/atoll-k8s/atoll/internal/domain/capacity"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/policies"
@@ -394,7 +395,7 @@ func TestPodGetsTheClassOfItsVolumesNode(t *testing.T) {
 		}
 	}
 	got := admit(t, w, claims("data"), false)
-	if diff := cmp.Diff(classTerm("spot"), requiredAffinity(&got.Spec)); diff != "" || got.Labels[gm.CapacityClassLabel] != "" || len(gates(got)) > 0 {
+	if diff := cmp.Diff(classTerm("spot"), affinity.Required(&got.Spec)); diff != "" || got.Labels[gm.CapacityClassLabel] != "" || len(gates(got)) > 0 {
 		t.Errorf("labels %v, gates %v, demands (-want +got):\n%s", got.Labels, gates(got), diff)
 	}
 	if why := got.Annotations[gm.CapacityReasonAnnotation]; why != "its volumes are on nodes of class spot" {

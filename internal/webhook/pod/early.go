@@ -37,9 +37,10 @@ const (
 )
 
 // assign gives the pod its seat and its overrides, if it needs them at creation.
-func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership.Object, token types.UID, dryRun bool) outcome {
+func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, chain []*ownership.Object, token types.UID, dryRun bool) outcome {
+	object := chain[0]
 	revision := w.Walker.Revision(object.Controller, pod.Labels)
-	a, err := w.Policies.AssignmentOnceBound(ctx, object, revision)
+	a, err := w.Policies.AssignmentOnceBound(ctx, chain, revision)
 	if err != nil {
 		ignored := ignoresMissing(a.PolicyOwners)
 		if !ignored && (!w.Policies.ExtenderInUse() || a.PolicyOwners.Override != nil) {
@@ -108,9 +109,10 @@ func (w *Webhook) assign(ctx context.Context, pod *corev1.Pod, object *ownership
 // overrideOnNode gives a pod that names its node the overrides of that node's group. Such a pod
 // cannot wait at the gate: if the overrides are not known now, the controller changes its
 // images later.
-func (w *Webhook) overrideOnNode(ctx context.Context, pod *corev1.Pod, object *ownership.Object, token types.UID, dryRun bool) {
+func (w *Webhook) overrideOnNode(ctx context.Context, pod *corev1.Pod, chain []*ownership.Object, token types.UID, dryRun bool) {
+	object := chain[0]
 	revision := w.Walker.Revision(object.Controller, pod.Labels)
-	a, err := w.Policies.AssignmentOnceBound(ctx, object, revision)
+	a, err := w.Policies.AssignmentOnceBound(ctx, chain, revision)
 	if err != nil {
 		return
 	}

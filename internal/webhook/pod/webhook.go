@@ -94,11 +94,12 @@ func (w *Webhook) Admit(ctx context.Context, namespace string, dryRun bool, pod 
 	original := maps.Clone(pod.Labels)
 	dropStamps(pod)
 	object := objectOf(pod, namespace)
-	policyOwners, owned, err := w.policyOwners(ctx, object)
+	// A replica that has just started, and has not listed all owners yet, reads those that it does not know.
+	chain, err := w.Walker.Chain(ctx, object)
 	// The labels by which the owner finds the pod must not change.
 	keepSelected := func() {
 		group := pod.Labels[gm.NodeGroupLabel]
-		pod.Labels = selectorOf(object, owned).Restore(original, pod.Labels)
+		pod.Labels = selectorOf(object, chain).Restore(original, pod.Labels)
 		if pod.Labels[gm.NodeGroupLabel] != group { // the pod cannot carry its group, so its seat counts only once it is on a node
 			delete(pod.Annotations, gm.SeatAnnotation)
 		}
@@ -112,11 +113,12 @@ func (w *Webhook) Admit(ctx context.Context, namespace string, dryRun bool, pod 
 		log.FromContext(ctx).V(2).Info("Pod admitted without its policies", "why", err.Error())
 		return
 	}
+	policyOwners := ownership.PolicyOwnersOfPod(chain)
 	setPolicyLabels(pod, policyOwners.Policies())
-	if policyOwners.Managed() && !waits(policyOwners.Propagation) && !waits(policyOwners.Override) && isUnbound(policyOwners.Policies()) {
+	if policyOwners.Managed() && !policyOwners.Propagation.Waits() && !policyOwners.Override.Waits() && policyOwners.Policies().Unbound() {
 		assign.Annotate(&pod.ObjectMeta, gm.MissingPolicyAnnotation, gm.MissingPolicyIgnore) // else a hub would not deliver it
 	}
-	share := w.Policies.CapacityOf(owned)
+	share := w.Policies.CapacityOf(chain[1:])
 	if policyOwners.Managed() || share.On {
 		assign.Annotate(&pod.ObjectMeta, gm.AdmittedAnnotation, "true")
 		if pod.Spec.NodeName != "" {
@@ -131,7 +133,7 @@ func (w *Webhook) Admit(ctx context.Context, namespace string, dryRun bool, pod 
 	}
 	token := uuid.NewUUID()
 	if pod.Spec.NodeName != "" {
-		w.overrideOnNode(ctx, pod, object, token, dryRun)
+		w.overrideOnNode(ctx, pod, chain, token, dryRun)
 		keepSelected()
 		w.prove(pod, namespace)
 		return
@@ -143,7 +145,7 @@ func (w *Webhook) Admit(ctx context.Context, namespace string, dryRun bool, pod 
 		gate = !known
 	}
 	if policyOwners.Managed() {
-		gate = w.place(ctx, pod, object, policyOwners, token, dryRun) || gate
+		gate = w.place(ctx, pod, chain, policyOwners, token, dryRun) || gate
 	}
 	if !share.Ordinal {
 		assign.SetClassCost(pod, class)
@@ -156,29 +158,29 @@ func (w *Webhook) Admit(ctx context.Context, namespace string, dryRun bool, pod 
 }
 
 // selectorOf returns the selector of the direct owner of a pod: an empty one for a pod
-// without an owner, an unknown one if the owner is unknown.
-func selectorOf(pod *ownership.Object, owned []*ownership.Object) ownership.Selector {
+// without an owner, an unknown one if the owner is unknown. chain is nil if it could not be read.
+func selectorOf(pod *ownership.Object, chain []*ownership.Object) ownership.Selector {
 	switch {
 	case pod.Controller == nil:
 		return ownership.SelectorByKeys()
-	case len(owned) == 0:
+	case len(chain) < 2:
 		return ownership.Selector{}
 	default:
-		return owned[0].Selector
+		return chain[1].Selector
 	}
 }
 
 // place applies the policies of the workload to a pod. It returns true if the pod has to
 // wait at the gate.
-func (w *Webhook) place(ctx context.Context, pod *corev1.Pod, object *ownership.Object, policyOwners ownership.PolicyOwners, token types.UID, dryRun bool) (gate bool) {
+func (w *Webhook) place(ctx context.Context, pod *corev1.Pod, chain []*ownership.Object, policyOwners ownership.PolicyOwners, token types.UID, dryRun bool) (gate bool) {
 	// The seat is assigned also if a policy is not bound yet, so that the pod has it when
 	// the policy is bound.
-	result := w.assign(ctx, pod, object, token, dryRun)
+	result := w.assign(ctx, pod, chain, token, dryRun)
 	if managed(policyOwners) && result != settled && result != pinnedLater {
 		w.setScheduler(pod)
 		w.mark(pod)
 	}
-	return result == waiting || result == pinnedLater || waits(policyOwners.Propagation) || waits(policyOwners.Override)
+	return result == waiting || result == pinnedLater || policyOwners.Propagation.Waits() || policyOwners.Override.Waits()
 }
 
 func setGate(pod *corev1.Pod) {
@@ -203,17 +205,6 @@ func (w *Webhook) hold(ctx context.Context, pod *corev1.Pod, why error) {
 	w.setScheduler(pod)
 	w.mark(pod)
 	setGate(pod)
-}
-
-// policyOwners returns the owners that require policies for a pod, and all of its owners,
-// the direct one first. A replica that has just started, and has not listed all owners yet,
-// reads those that it does not know.
-func (w *Webhook) policyOwners(ctx context.Context, object *ownership.Object) (policyOwners ownership.PolicyOwners, owned []*ownership.Object, err error) {
-	policyOwners, chain, err := w.Walker.PolicyOwners(ctx, object)
-	if err != nil {
-		return policyOwners, nil, err
-	}
-	return policyOwners, chain[1:], nil
 }
 
 // objectOf returns the pod in the form in which the walker takes it.
@@ -262,16 +253,6 @@ func setPolicyLabels(pod *corev1.Pod, want ownership.Policies) {
 	maps.Copy(pod.Labels, want.Labels())
 }
 
-// isUnbound returns true if a policy is required that is not bound.
-func isUnbound(p ownership.Policies) bool {
-	for _, binding := range []ownership.Binding{p.Propagation(), p.Override()} {
-		if binding == ownership.Unbound || binding == ownership.Mismatched {
-			return true
-		}
-	}
-	return false
-}
-
 // setScheduler sets the scheduler that calls the extender, unless the pod names another
 // than the default one. The API server fills in the default before it calls the webhook.
 func (w *Webhook) setScheduler(pod *corev1.Pod) {
@@ -303,10 +284,4 @@ func managed(policyOwners ownership.PolicyOwners) bool {
 		return o != nil && (!o.IgnoreMissing || binding(o.Policies) == ownership.Bound)
 	}
 	return applies(policyOwners.Propagation, ownership.Policies.Propagation) || applies(policyOwners.Override, ownership.Policies.Override)
-}
-
-// waits returns true if a policy that the owner requires is not bound, unless the owner
-// ignores missing policies.
-func waits(o *ownership.Object) bool {
-	return o != nil && !o.IgnoreMissing && isUnbound(o.Policies)
 }

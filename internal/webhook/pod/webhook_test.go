@@ -22,6 +22,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/assign"
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
+	"github.com/atoll-k8s/atoll/internal/machinery/leader"
 	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/policies"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
@@ -49,7 +50,7 @@ func newWebhook(t testing.TB, objects ...build.Object) (*Webhook, *build.API) {
 	w.Policies = policies.NewResolver(rest.Client, w.Walker, rest.Ledger, rest.Clock, true)
 	w.Assigner = &assign.Assigner{
 		Policies: w.Policies, Ledger: rest.Ledger,
-		Leading: func() bool { return true }, Leader: func() string { return "" },
+		Leading: func() bool { return true }, Leader: leader.Leader{Address: func() string { return "" }},
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	stopped := make(chan struct{})
