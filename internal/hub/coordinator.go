@@ -17,6 +17,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/governance"
 	"github.com/atoll-k8s/atoll/internal/hub/access"
 	"github.com/atoll-k8s/atoll/internal/hub/config"
+	"github.com/atoll-k8s/atoll/internal/hub/inventory"
 	"github.com/atoll-k8s/atoll/internal/hub/nodecert"
 	"github.com/atoll-k8s/atoll/internal/hub/pool"
 	"github.com/atoll-k8s/atoll/internal/hub/proxy"
@@ -38,7 +39,7 @@ const (
 func newPool(nodeName string, discovery *pool.Discovery, p *proxy.Proxy, cloud *uplink.Uplink, node *nodeCertificate, people *poolAccess, log logr.Logger) *pool.Pool {
 	return pool.New(pool.Options{
 		NodeName: nodeName, Send: cloud.RoundTrip, IsRefused: func() bool { return people.Refusal() != nil },
-		Source: p.NewInventory(discovery.AsksForSecrets), PoolSource: p.NewPoolInventory(discovery.Pool), Pool: discovery.Pool, Addresses: discovery.Addresses, Changed: discovery.Changed(),
+		Source: inventory.New(p.Writes, discovery.AsksForSecrets), PoolSource: inventory.NewPool(p.Writes, discovery.Pool, p.FollowAsPool), Pool: discovery.Pool, Addresses: discovery.Addresses, Changed: discovery.Changed(),
 		HasCloud: func() bool {
 			e, _ := cloud.Evidence()
 			return e.State == uplink.Online
@@ -92,7 +93,7 @@ func newAccess(c *config.Configuration, address string, discovery *pool.Discover
 				if err != nil {
 					return nil, nil, fmt.Errorf("reading the CA of the pool: %w", err)
 				}
-				node, err := p.OwnNode()
+				node, err := inventory.OwnNode(p.Record, c.NodeName)
 				if err != nil {
 					return nil, nil, err
 				}

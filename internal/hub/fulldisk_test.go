@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/atoll-k8s/atoll/internal/testing/build"
+	"github.com/atoll-k8s/atoll/internal/testing/faultydisk"
 )
 
 // fullDisk is a disk on which nothing can be written while it is full.
@@ -76,7 +77,7 @@ func TestTheHubRunsOnAFullDisk(t *testing.T) {
 				t.Fatal(err)
 			}
 			disk.isFull.Store(fullAt == "from the start")
-			r := tryHub(t, dir, cloud, trial{fail: disk.fail})
+			r := tryHub(t, dir, cloud, trial{wrap: faultydisk.Of(disk.fail)})
 			t.Cleanup(func() { disk.isFull.Store(false) }) // before it ends
 			online := func(when, want string) {
 				t.Helper()

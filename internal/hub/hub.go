@@ -48,12 +48,14 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/config"
 	"github.com/atoll-k8s/atoll/internal/hub/files"
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
+	"github.com/atoll-k8s/atoll/internal/hub/inventory"
 	"github.com/atoll-k8s/atoll/internal/hub/journal"
 	"github.com/atoll-k8s/atoll/internal/hub/kubelet"
 	"github.com/atoll-k8s/atoll/internal/hub/limits"
 	"github.com/atoll-k8s/atoll/internal/hub/panics"
 	"github.com/atoll-k8s/atoll/internal/hub/pool"
 	"github.com/atoll-k8s/atoll/internal/hub/proxy"
+	"github.com/atoll-k8s/atoll/internal/hub/record"
 	"github.com/atoll-k8s/atoll/internal/hub/replay"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
 	"github.com/atoll-k8s/atoll/internal/machinery/memory"
@@ -86,8 +88,8 @@ func Run(ctx context.Context, c *config.Configuration, log logr.Logger) error {
 
 // trial has the changes of a test to a hub. It is empty outside tests.
 type trial struct {
-	// fail makes changes on disk fail: see cache.Options.
-	fail func(op string) error
+	// wrap is for both caches: see cache.Options.
+	wrap func(cache.Directory) cache.Directory
 	// takeWithin replaces limits.TakeWithin.
 	takeWithin time.Duration
 	// access is the address of the port for the pool's API server.
@@ -132,13 +134,13 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed 
 		Servers: servers, Roots: followed.cloudRoots, NodeCertificate: node.get, NodeName: c.NodeName, Return: c.Cloud.ReturnWithin.Duration, Log: log.WithName("uplink"),
 	})
 	store, done, err := openCache(filepath.Join(c.Directory, "cache"), c.Cache, cache.Options{
-		ShareOf: proxy.Shares(c.Cache.MaxSize.Value(), c.Services.Clients), Panics: caught, Log: log.WithName("cache"), Fail: changed.fail,
+		ShareOf: record.Shares(c.Cache.MaxSize.Value(), c.Services.Clients), Panics: caught, Log: log.WithName("cache"), Wrap: changed.wrap,
 	})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, done()) }()
-	writes, err := openJournal(filepath.Join(c.Directory, "writes"), c.Cache, journal.Options{Panics: caught, Log: log.WithName("journal"), Fail: changed.fail})
+	writes, err := openJournal(filepath.Join(c.Directory, "writes"), c.Cache, journal.Options{Panics: caught, Log: log.WithName("journal"), Wrap: changed.wrap})
 	if err != nil {
 		return err
 	}
@@ -152,14 +154,14 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed 
 	}
 	services := newEndpoints(c, caught, log.WithName("services"))
 	replayer := &replay.Replayer{Cloud: cloud, Journal: writes, Panics: caught, Log: log.WithName("replay")}
-	p := &proxy.Proxy{
+	p := proxy.New(proxy.Options{
 		Filter: services, Pods: services, Panics: caught, Kubelet: kubelet.New(c.NodeName, c.Kubelet.Address, c.Kubelet.CertificateFiles()...),
 		Cloud: cloud, Cache: store, Tokens: tokens, Journal: writes, Replay: replayer, Log: log.WithName("proxy"), MaxBytes: c.Cache.MaxSize.Value(),
 		Recognizer: &identity.Recognizer{NodeName: c.NodeName, Tokens: tokens, ClientRoots: followed.clientRoots, Now: time.Now, Renews: func() bool {
 			e, _ := cloud.Evidence()
 			return e.State == uplink.Online && time.Since(e.Returned) > renewWithin
 		}},
-	}
+	})
 	p.LearnKept()
 	discovery := pool.NewDiscovery(c.NodeName, log.WithName("pool"))
 	people := newAccess(c, cmp.Or(changed.access, fmt.Sprintf(":%d", governance.HubPort)), discovery, p, send, log.WithName("access"))
@@ -203,15 +205,17 @@ func run(ctx context.Context, c *config.Configuration, log logr.Logger, changed 
 	})
 	tasks := map[string]func(context.Context){
 		"probing the cloud": cloud.Run, "following files": followed.run, "the certificate of the node": node.run, "the serving certificate": serving.run, "sending journaled writes": replayer.Run,
-		"reporting held pods":              p.TellOfHeld,
-		"caching discovery for kubectl":    p.KeepDiscovery,
-		"following Services":               func(ctx context.Context) { services.Run(ctx, p.Follow) },
-		"removing objects of deleted pods": func(ctx context.Context) { every(ctx, proxy.RetainEvery, p.Retain) },
-		"finding the pool's coordinator":   func(ctx context.Context) { discovery.Run(ctx, p.Follow) },
-		"updating the pool's coordinator":  governed.Run,
-		"serving the pool's API server":    people.Run,
-		"the certificate of that port":     people.certificate.Run,
-		"saving known tokens":              func(ctx context.Context) { keepTokens(ctx, tokens, save) },
+		"reporting held pods":           p.Gate.Run,
+		"caching discovery for kubectl": p.KeepDiscovery,
+		"following Services":            func(ctx context.Context) { services.Run(ctx, p.Follow) },
+		"removing objects of deleted pods": func(ctx context.Context) {
+			every(ctx, inventory.RetainEvery, func() { inventory.Retain(p.Record, c.NodeName) })
+		},
+		"finding the pool's coordinator":  func(ctx context.Context) { discovery.Run(ctx, p.Follow) },
+		"updating the pool's coordinator": governed.Run,
+		"serving the pool's API server":   people.Run,
+		"the certificate of that port":    people.certificate.Run,
+		"saving known tokens":             func(ctx context.Context) { keepTokens(ctx, tokens, save) },
 	}
 	for what, run := range tasks {
 		background.Go(func() { caught.Keep(ctx, what, run) })

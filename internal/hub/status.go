@@ -17,6 +17,7 @@ import (
 
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/endpoints"
+	"github.com/atoll-k8s/atoll/internal/hub/gate"
 	"github.com/atoll-k8s/atoll/internal/hub/journal"
 	"github.com/atoll-k8s/atoll/internal/hub/panics"
 	"github.com/atoll-k8s/atoll/internal/hub/pool"
@@ -32,7 +33,7 @@ type Status struct {
 	// Serving is the certificate with which the hub serves clients.
 	Serving Certificate `json:"serving"`
 	// Held are the pods that the hub holds back from the node.
-	Held []proxy.Held `json:"held"`
+	Held []gate.Held `json:"held"`
 	// Services is the status of the filter of Service endpoints.
 	Services endpoints.Status `json:"services"`
 	// Writes are the journaled writes; nil if the hub has no journal.
@@ -127,7 +128,7 @@ func (h *parts) status() *Status {
 	e, reason := h.cloud.Evidence()
 	s := &Status{
 		Node: h.node, Cloud: Cloud{State: e.State, Since: e.Since, LastAnswer: e.LastAnswer},
-		Held: h.proxy.Held(), Services: h.services.Status(), Cache: []Scope{},
+		Held: h.proxy.Gate.Held(), Services: h.services.Status(), Cache: []Scope{},
 	}
 	if reason != nil {
 		s.Cloud.Reason = reason.Error()

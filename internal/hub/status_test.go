@@ -19,6 +19,7 @@ import (
 
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/endpoints"
+	"github.com/atoll-k8s/atoll/internal/hub/identity"
 	"github.com/atoll-k8s/atoll/internal/hub/pool"
 	"github.com/atoll-k8s/atoll/internal/hub/proxy"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
@@ -49,7 +50,7 @@ func TestStatusShowsTheNodeCertificate(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			handler, err := (&parts{"edge", cloud, cert, serving, &proxy.Proxy{Cache: store, Log: logr.Discard()}, endpoints.New(endpoints.Options{NodeName: "edge", Log: logr.Discard()}), nil, nil, nil}).observe()
+			handler, err := (&parts{"edge", cloud, cert, serving, proxy.New(proxy.Options{Cache: store, Log: logr.Discard(), Recognizer: &identity.Recognizer{NodeName: "edge"}}), endpoints.New(endpoints.Options{NodeName: "edge", Log: logr.Discard()}), nil, nil, nil}).observe()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -111,7 +112,7 @@ func TestStatusShowsRefusals(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	handler, err := (&parts{"edge", cloud, cert, serving, &proxy.Proxy{Cloud: cloud, Cache: store, Log: logr.Discard()}, endpoints.New(endpoints.Options{NodeName: "edge", Log: logr.Discard()}), nil, nil, nil}).observe()
+	handler, err := (&parts{"edge", cloud, cert, serving, proxy.New(proxy.Options{Cloud: cloud, Cache: store, Log: logr.Discard(), Recognizer: &identity.Recognizer{NodeName: "edge"}}), endpoints.New(endpoints.Options{NodeName: "edge", Log: logr.Discard()}), nil, nil, nil}).observe()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -241,6 +241,10 @@ func TestEachWallDetectsItsBreach(t *testing.T) {
 			world: world{"./cmd/atoll-manager": {"k8s.io/kubernetes/pkg/scheduler"}},
 			want:  "Kubernetes itself is no dependency of the product",
 		},
+		"the record of the hub sends requests": {
+			world: world{"./internal/hub/record": {"./internal/hub/uplink"}},
+			want:  "what the hub keeps does not answer requests", says: "internal/hub/uplink",
+		},
 		"the hub links etcd": {
 			world: world{"./internal/hub/pool": {"go.etcd.io/etcd/client/v3"}},
 			want:  "one program knows etcd",

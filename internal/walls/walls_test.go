@@ -131,6 +131,13 @@ var walls = []wall{
 		},
 	},
 	{
+		name: "what the hub keeps does not answer requests",
+		why: "These packages have the state that outlives a request. Package proxy puts them together, and gives them what they " +
+			"need as functions. If one of them sent requests or answered them, reads would go several ways again.",
+		room:  under("internal/hub/record", "internal/hub/gate", "internal/hub/objects", "internal/hub/ownwrites", "internal/hub/inventory"),
+		links: []string{module + "/internal/hub/proxy", module + "/internal/hub/uplink"},
+	},
+	{
 		name: "one program knows etcd",
 		why: "atoll-coordinator writes into the etcd of a pool's coordinator. Everything else talks to API servers, which check " +
 			"what is written and tell others of it.",

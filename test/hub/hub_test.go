@@ -25,7 +25,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/devcluster"
-	"github.com/atoll-k8s/atoll/internal/hub/proxy"
+	"github.com/atoll-k8s/atoll/internal/hub/gate"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
@@ -561,7 +561,7 @@ func (r *rig) testGate() {
 	}
 	has("not bound,", false)
 	r.eventually("there is an event on the pod", func() error {
-		list, err := r.admin.CoreV1().Events(namespace).List(r.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=gated,reason=" + proxy.ReasonHeld})
+		list, err := r.admin.CoreV1().Events(namespace).List(r.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=gated,reason=" + gate.ReasonHeld})
 		if err == nil && len(list.Items) != 1 {
 			err = fmt.Errorf("there are %d", len(list.Items))
 		}

@@ -59,7 +59,7 @@ func (d *disk) List() ([]string, error) {
 	return slices.Sorted(maps.Keys(d.names)), nil
 }
 
-func (d *disk) Create(name string) (file, error) {
+func (d *disk) Create(name string) (File, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.names[name] != nil {
@@ -70,7 +70,7 @@ func (d *disk) Create(name string) (file, error) {
 	return n, nil
 }
 
-func (d *disk) Open(name string) (file, error) {
+func (d *disk) Open(name string) (File, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if n := d.names[name]; n != nil {
@@ -203,7 +203,7 @@ type call struct {
 
 // hooked is a directory whose calls can fail or wait.
 type hooked struct {
-	directory
+	Directory
 	// hook runs before each call, which fails with its error. A write that fails writes the
 	// first n bytes.
 	hook func(call) (n int, err error)
@@ -218,22 +218,22 @@ func (h *hooked) List() ([]string, error) {
 	if err := h.before("List", ""); err != nil {
 		return nil, err
 	}
-	return h.directory.List()
+	return h.Directory.List()
 }
 
-func (h *hooked) Create(name string) (file, error) {
+func (h *hooked) Create(name string) (File, error) {
 	if err := h.before("Create", name); err != nil {
 		return nil, err
 	}
-	f, err := h.directory.Create(name)
+	f, err := h.Directory.Create(name)
 	return &hookedFile{f, h, name}, err
 }
 
-func (h *hooked) Open(name string) (file, error) {
+func (h *hooked) Open(name string) (File, error) {
 	if err := h.before("Open", name); err != nil {
 		return nil, err
 	}
-	f, err := h.directory.Open(name)
+	f, err := h.Directory.Open(name)
 	return &hookedFile{f, h, name}, err
 }
 
@@ -241,25 +241,25 @@ func (h *hooked) Rename(from, to string) error {
 	if err := h.before("Rename", from); err != nil {
 		return err
 	}
-	return h.directory.Rename(from, to)
+	return h.Directory.Rename(from, to)
 }
 
 func (h *hooked) Remove(name string) error {
 	if err := h.before("Remove", name); err != nil {
 		return err
 	}
-	return h.directory.Remove(name)
+	return h.Directory.Remove(name)
 }
 
 func (h *hooked) Sync() error {
 	if err := h.before("SyncDir", ""); err != nil {
 		return err
 	}
-	return h.directory.Sync()
+	return h.Directory.Sync()
 }
 
 type hookedFile struct {
-	file
+	File
 	h    *hooked
 	name string
 }
@@ -268,32 +268,32 @@ func (f *hookedFile) ReadAt(p []byte, off int64) (int, error) {
 	if _, err := f.h.hook(call{"Read", f.name, len(p)}); err != nil {
 		return 0, err
 	}
-	return f.file.ReadAt(p, off)
+	return f.File.ReadAt(p, off)
 }
 
 func (f *hookedFile) WriteAt(p []byte, off int64) (int, error) {
 	n, err := f.h.hook(call{"Write", f.name, len(p)})
 	if err != nil {
 		if n > 0 {
-			_, _ = f.file.WriteAt(p[:n], off)
+			_, _ = f.File.WriteAt(p[:n], off)
 		}
 		return n, err
 	}
-	return f.file.WriteAt(p, off)
+	return f.File.WriteAt(p, off)
 }
 
 func (f *hookedFile) Size() (int64, error) {
 	if err := f.h.before("Size", f.name); err != nil {
 		return 0, err
 	}
-	return f.file.Size()
+	return f.File.Size()
 }
 
 func (f *hookedFile) Sync() error {
 	if err := f.h.before("Sync", f.name); err != nil {
 		return err
 	}
-	return f.file.Sync()
+	return f.File.Sync()
 }
 
 // content is the state of a scope. nil means that there is none.
@@ -358,7 +358,7 @@ func expect(t testing.TB, s *Store, key string, want *content) {
 }
 
 // openOn opens a store on a directory of a test.
-func openOn(t testing.TB, d directory, o Options) *Store {
+func openOn(t testing.TB, d Directory, o Options) *Store {
 	t.Helper()
 	secrets, err := newSecrets(o.Key)
 	if err != nil {

@@ -11,14 +11,14 @@ import (
 	"syscall"
 )
 
-// directory is the access to the files of a store. Tests replace it by one with faults.
-type directory interface {
+// Directory is the access to the files of a store. Tests replace it by one with faults.
+type Directory interface {
 	// List returns the names of the files.
 	List() ([]string, error)
 	// Create creates a file that does not exist yet.
-	Create(name string) (file, error)
+	Create(name string) (File, error)
 	// Open opens a file for reading, and for writing if the file system permits it.
-	Open(name string) (file, error)
+	Open(name string) (File, error)
 	Rename(from, to string) error
 	Remove(name string) error
 	// Sync makes names durable.
@@ -27,7 +27,8 @@ type directory interface {
 	Close() error
 }
 
-type file interface {
+// File is a file of a Directory.
+type File interface {
 	io.ReaderAt
 	io.WriterAt
 	io.Closer
@@ -45,7 +46,7 @@ type counters struct{ bytes, syncs atomic.Int64 }
 var errRemoved = errors.New("removed by another process while in use")
 
 // openDirectory creates the directory if it is missing, and locks it.
-func openDirectory(path string) (directory, error) {
+func openDirectory(path string) (Directory, error) {
 	opened, err := openRoot(path)
 	if err != nil {
 		return nil, err
@@ -177,7 +178,7 @@ func (d *osDirectory) List() ([]string, error) {
 	return names, nil
 }
 
-func (d *osDirectory) Create(name string) (file, error) {
+func (d *osDirectory) Create(name string) (File, error) {
 	f, err := d.create(name)
 	if errors.Is(err, fs.ErrNotExist) && d.check() != nil {
 		return d.create(name)
@@ -185,7 +186,7 @@ func (d *osDirectory) Create(name string) (file, error) {
 	return f, err
 }
 
-func (d *osDirectory) create(name string) (file, error) {
+func (d *osDirectory) create(name string) (File, error) {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
 	f, err := d.root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
@@ -195,7 +196,7 @@ func (d *osDirectory) create(name string) (file, error) {
 	return osFile{f, d, d.opened}, nil
 }
 
-func (d *osDirectory) Open(name string) (file, error) {
+func (d *osDirectory) Open(name string) (File, error) {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
 	f, err := openWritable(d.root, name, 0)
@@ -244,7 +245,7 @@ func (f osFile) WriteAt(b []byte, offset int64) (int, error) {
 	return n, err
 }
 
-// Sync implements file. It returns an error for a deleted file: it is not durable, although fsync succeeds.
+// Sync implements File. It returns an error for a deleted file: it is not durable, although fsync succeeds.
 func (f osFile) Sync() error {
 	f.in.written.syncs.Add(1)
 	if err := f.File.Sync(); err != nil {

@@ -15,7 +15,7 @@ import (
 // scope.io writes to the file.
 type log struct {
 	name  string
-	file  file
+	file  File
 	codec codec
 
 	// size is the end of the last frame. Unless the log is sealed, nothing was ever written behind it.
@@ -126,7 +126,7 @@ type loader struct {
 	secrets secrets
 	buf     []byte
 
-	file       file
+	file       File
 	size       int64 // of the file
 	offset     int64 // of buf[start] in the file
 	start, end int   // the part of buf that is read and not yet used
@@ -163,7 +163,7 @@ func (d *loader) skip(n int) {
 
 // load reads the longest valid prefix of a log. An error means that the prefix has no complete snapshot. A log
 // with bytes behind the prefix is sealed.
-func (d *loader) load(name string, f file) (_ *log, _ *state, key string, err error) {
+func (d *loader) load(name string, f File) (_ *log, _ *state, key string, err error) {
 	if len(d.buf) < readAhead || len(d.buf) > 8*readAhead {
 		d.buf = make([]byte, readAhead)
 	}
@@ -321,7 +321,7 @@ func (d *loader) events(l *log, s *state) (end int64) {
 // draft is a log that is being written.
 type draft struct {
 	name  string
-	file  file
+	file  File
 	codec codec
 	buf   []byte // bytes that are not written yet
 	done  int64  // how many bytes are written
@@ -378,7 +378,7 @@ func (d *draft) flush() error {
 	return nil
 }
 
-func writeAt(f file, b []byte, offset int64) error {
+func writeAt(f File, b []byte, offset int64) error {
 	n, err := f.WriteAt(b, offset)
 	if err == nil && n < len(b) {
 		err = io.ErrShortWrite

@@ -74,15 +74,14 @@ type Options struct {
 	Panics *panics.Catcher
 	// Log receives errors that no caller receives. The default discards it.
 	Log logr.Logger
-	// Fail is for tests of packages that use a store. It is called before each change on disk; if it returns an
-	// error, the change fails with that error.
-	Fail func(op string) error
+	// Wrap, if it is set, replaces the access to the directory. Tests use it to let the disk fail.
+	Wrap func(Directory) Directory
 }
 
 // Store is a directory of scopes. It is safe for concurrent use.
 type Store struct {
 	max       Options
-	dir       directory
+	dir       Directory
 	secrets   secrets
 	log       logr.Logger
 	wake      chan struct{} // there are changes to make durable
@@ -164,8 +163,8 @@ func Open(path string, o Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening the cache in %s: %w", path, err)
 	}
-	if o.Fail != nil {
-		dir = &faulty{dir, o.Fail}
+	if o.Wrap != nil {
+		dir = o.Wrap(dir)
 	}
 	s, err := open(dir, sec, o)
 	if err != nil {
@@ -175,7 +174,7 @@ func Open(path string, o Options) (*Store, error) {
 	return s, nil
 }
 
-func open(dir directory, secrets secrets, o Options) (*Store, error) {
+func open(dir Directory, secrets secrets, o Options) (*Store, error) {
 	o.Key = nil
 	o.MaxBytes = cmp.Or(o.MaxBytes, 256<<20)
 	o.MaxScopes = cmp.Or(o.MaxScopes, 4096)

@@ -1,4 +1,6 @@
-package proxy
+// Package inventory knows which objects the cache has: it lists those that the coordinator of the pool should have,
+// and removes those of pods that do not exist any more. It must not know how the hub answers requests.
+package inventory
 
 import (
 	"errors"
@@ -13,6 +15,9 @@ import (
 
 	"github.com/atoll-k8s/atoll/internal/governance"
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
+	"github.com/atoll-k8s/atoll/internal/hub/objects"
+	"github.com/atoll-k8s/atoll/internal/hub/ownwrites"
+	"github.com/atoll-k8s/atoll/internal/hub/record"
 	"github.com/atoll-k8s/atoll/internal/hub/request"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
@@ -21,7 +26,8 @@ import (
 // version from the cloud. It reads a scope again only when it has changed. An Inventory must be used by one
 // goroutine at a time.
 type Inventory struct {
-	proxy *Proxy
+	writes *ownwrites.Writes
+	record *record.Recorder
 	// reads returns which object a scope contains; without a name for a collection.
 	reads  func(*cache.Scope) (reads governance.Ref, is bool)
 	scopes map[string]*inventoried
@@ -35,11 +41,11 @@ type inventoried struct {
 	items   []governance.Item
 }
 
-// NewInventory returns the inventory of the cached objects. It includes Secrets only while hasSecrets returns
+// New returns the inventory of the cached objects of the node. It includes Secrets only while hasSecrets returns
 // true.
-func (p *Proxy) NewInventory(hasSecrets func() bool) *Inventory {
-	return &Inventory{proxy: p, reads: func(s *cache.Scope) (reads governance.Ref, is bool) {
-		reads, is = p.isForInventory(s)
+func New(writes *ownwrites.Writes, hasSecrets func() bool) *Inventory {
+	return &Inventory{writes: writes, record: writes.Record, reads: func(s *cache.Scope) (reads governance.Ref, is bool) {
+		reads, is = isOfNode(s, writes.NodeName)
 		return reads, is && (reads.Resource != governance.Secrets || hasSecrets())
 	}}
 }
@@ -57,7 +63,7 @@ func (i *Inventory) Items() (items []governance.Item, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if lease, _, err := i.proxy.ownLease(); err == nil {
+	if lease, _, err := i.ownLease(); err == nil {
 		found[lease.Ref] = lease
 	}
 	return slices.Collect(maps.Values(found)), nil
@@ -66,7 +72,7 @@ func (i *Inventory) Items() (items []governance.Item, err error) {
 // newest returns the newest scope for each object or collection.
 func (i *Inventory) newest() map[governance.Ref]*cache.Scope {
 	newest := map[governance.Ref]*cache.Scope{}
-	scopes := i.proxy.Cache.Scopes()
+	scopes := i.record.Cache.Scopes()
 	for n := range scopes {
 		if reads, is := i.reads(&scopes[n]); is && (newest[reads] == nil || scopes[n].Written.After(newest[reads].Written)) {
 			newest[reads] = &scopes[n]
@@ -87,11 +93,11 @@ func (i *Inventory) read(newest map[governance.Ref]*cache.Scope) (found map[gove
 		}
 		read := before[s.Key]
 		if read == nil || !read.written.Equal(s.Written) {
-			if read, err = i.proxy.inventoryOf(s, reads.Name == ""); err != nil && reads.Name == "" {
+			if read, err = contentOf(i.record, s, reads.Name == ""); err != nil && reads.Name == "" {
 				return nil, fmt.Errorf("reading the cached %s: %w", reads.Resource, err)
 			}
 			if err != nil { // continue with the other objects
-				i.proxy.Log.V(2).Info("Reading a cached object failed", "object", reads.String(), "error", err.Error())
+				i.record.Log.V(2).Info("Reading a cached object failed", "object", reads.String(), "error", err.Error())
 				continue
 			}
 		}
@@ -103,15 +109,15 @@ func (i *Inventory) read(newest map[governance.Ref]*cache.Scope) (found map[gove
 	return found, nil
 }
 
-// isForInventory returns what a scope contains: the pods of the node, without a name, or one object of another
-// kind. It returns false for other scopes.
-func (p *Proxy) isForInventory(s *cache.Scope) (reads governance.Ref, is bool) {
-	if !isOfNode(s.Key) || strings.Contains(s.Key, "as=") {
+// isOfNode returns what a scope contains: the pods of the node, without a name, or one object of another kind. It
+// returns false for other scopes.
+func isOfNode(s *cache.Scope, nodeName string) (reads governance.Ref, is bool) {
+	if !record.IsOfNode(s.Key) || strings.Contains(s.Key, "as=") {
 		return reads, false
 	}
-	what, name := readBy(s.Key)
+	what, name := record.ReadBy(s.Key)
 	if what.Resource == "pods" {
-		return governance.Ref{Resource: what.Resource}, strings.HasPrefix(s.Key, p.podsOfNode())
+		return governance.Ref{Resource: what.Resource}, strings.HasPrefix(s.Key, record.PodsOfNode(nodeName))
 	}
 	return governance.Ref{Resource: what.Resource, Namespace: what.Namespace, Name: name}, name != "" && isUploaded(&what)
 }
@@ -122,30 +128,30 @@ func isUploaded(what *request.Request) bool {
 	return known && !kind.IsOfPool && what.Subresource == "" && strings.TrimPrefix(what.Group+"/"+what.Version, "/") == kind.APIVersion
 }
 
-// inventoryOf reads a scope. A single object may be missing; a collection must not be.
-func (p *Proxy) inventoryOf(s *cache.Scope, isCollection bool) (*inventoried, error) {
+// contentOf reads a scope. A single object may be missing; a collection must not be.
+func contentOf(r *record.Recorder, s *cache.Scope, isCollection bool) (*inventoried, error) {
 	read := &inventoried{written: s.Written}
-	view, err := p.Cache.Peek(s.Key)
+	state, err := r.Peek(s.Key)
 	if errors.Is(err, cache.ErrNotFound) && !isCollection { // the scope was removed meanwhile
 		return read, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	defer view.Close()
-	h, err := decodeHead(view.Head())
-	if err == nil && h.List == nil && isCollection {
-		err = fmt.Errorf("the status code is %d", h.Code)
+	defer state.Close()
+	h := state.Head
+	if !h.IsList() && isCollection {
+		return read, fmt.Errorf("the status code is %d", h.Code)
 	}
-	if err != nil || h.List == nil && h.Code != http.StatusOK {
-		return read, err // the object does not exist
+	if !h.IsList() && h.Code != http.StatusOK {
+		return read, nil // the object does not exist
 	}
 	format, err := wire.FormatOf(h.ContentType)
 	if err != nil {
 		return nil, err
 	}
-	what, _ := readBy(s.Key)
-	for value, err := range values(view, nil) {
+	what, _ := record.ReadBy(s.Key)
+	for value, err := range state.Values() {
 		if err != nil {
 			return nil, err
 		}
@@ -163,47 +169,42 @@ func (p *Proxy) inventoryOf(s *cache.Scope, isCollection bool) (*inventoried, er
 // Body returns an object of the last call of Items, with its apiVersion and kind. It may be a later version
 // than in that call.
 func (i *Inventory) Body(ref governance.Ref) ([]byte, error) {
-	if lease, body, err := i.proxy.ownLease(); err == nil && lease.Ref == ref {
+	if lease, body, err := i.ownLease(); err == nil && lease.Ref == ref {
 		return body, nil
 	}
 	key, has := i.at[ref]
 	if !has {
-		return nil, errUnknown
+		return nil, record.ErrUnknown
 	}
-	_, body, err := i.proxy.keptAt(key, ref)
+	_, body, err := objectAt(i.record, key, ref)
 	return body, err
 }
 
-// keptAt returns an object from a scope, with its apiVersion and kind.
-func (p *Proxy) keptAt(key string, ref governance.Ref) (contentType string, body []byte, err error) {
-	view, err := p.Cache.Peek(key)
+// objectAt returns an object from a scope, with its apiVersion and kind.
+func objectAt(r *record.Recorder, key string, ref governance.Ref) (contentType string, body []byte, err error) {
+	state, err := r.Peek(key)
 	if err != nil {
 		return "", nil, err
 	}
-	defer view.Close()
-	h, err := decodeHead(view.Head())
-	if err != nil {
-		return "", nil, err
-	}
-	body, err = h.objectIn(view, ref.Namespace, ref.Name)
-	return h.ContentType, body, err
+	defer state.Close()
+	body, err = state.Object(ref.Namespace, ref.Name)
+	return state.Head.ContentType, body, err
 }
 
-// OwnNode returns the Node object of this node from the cache.
-func (p *Proxy) OwnNode() (*corev1.Node, error) {
-	ref := governance.Ref{Resource: "nodes", Name: p.Recognizer.NodeName}
+// OwnNode returns the Node object of a node from its cache.
+func OwnNode(r *record.Recorder, nodeName string) (*corev1.Node, error) {
+	ref := governance.Ref{Resource: "nodes", Name: nodeName}
 	var newest cache.Scope
-	scopes := p.Cache.Scopes()
-	for n := range scopes {
-		if reads, is := p.isForInventory(&scopes[n]); is && reads == ref && scopes[n].Written.After(newest.Written) {
-			newest = scopes[n]
+	for _, s := range r.Cache.Scopes() {
+		if reads, is := isOfNode(&s, nodeName); is && reads == ref && s.Written.After(newest.Written) {
+			newest = s
 		}
 	}
-	contentType, body, err := p.keptAt(newest.Key, ref)
+	contentType, body, err := objectAt(r, newest.Key, ref)
 	if err != nil {
 		return nil, fmt.Errorf("reading the cached Node: %w", err)
 	}
-	object, err := decode(contentType, body, corev1.SchemeGroupVersion.WithKind("Node"))
+	object, err := objects.Decode(contentType, body, corev1.SchemeGroupVersion.WithKind("Node"))
 	if err != nil {
 		return nil, err
 	}
@@ -215,11 +216,11 @@ func (p *Proxy) OwnNode() (*corev1.Node, error) {
 }
 
 // ownLease returns the node's Lease from the cloud's response to the last write of the node, if the hub has it.
-func (p *Proxy) ownLease() (item governance.Item, body []byte, err error) {
-	ref := governance.Ref{Resource: "leases", Namespace: "kube-node-lease", Name: p.Recognizer.NodeName}
-	contentType, body, found := p.recent.get("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/" + ref.Name)
+func (i *Inventory) ownLease() (item governance.Item, body []byte, err error) {
+	ref := governance.Ref{Resource: "leases", Namespace: corev1.NamespaceNodeLease, Name: i.writes.NodeName}
+	contentType, body, found := i.writes.LastLease()
 	if !found {
-		return item, nil, errUnknown
+		return item, nil, record.ErrUnknown
 	}
 	format, err := wire.FormatOf(contentType)
 	if err != nil {

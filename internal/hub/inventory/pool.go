@@ -1,4 +1,4 @@
-package proxy
+package inventory
 
 import (
 	"context"
@@ -13,6 +13,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/filter"
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
+	"github.com/atoll-k8s/atoll/internal/hub/ownwrites"
+	"github.com/atoll-k8s/atoll/internal/hub/record"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
@@ -33,7 +35,8 @@ type PoolInventory struct {
 	Inventory
 
 	// pool returns the name of the pool.
-	pool func() string
+	pool   func() string
+	follow filter.Follower
 
 	mu sync.Mutex
 	// listed are the collections that were listed since Follow began; problems are why a collection cannot be
@@ -42,17 +45,20 @@ type PoolInventory struct {
 	problems map[string]error
 }
 
-// NewPoolInventory returns the inventory of the objects that Follow reads. pool returns the name of the pool,
-// which must not change while Follow runs.
-func (p *Proxy) NewPoolInventory(pool func() string) *PoolInventory {
-	i := &PoolInventory{Inventory: Inventory{proxy: p, reads: isOfPool}, pool: pool, listed: map[string]bool{}, problems: map[string]error{}}
+// NewPool returns the inventory of the objects that Follow reads. pool returns the name of the pool, which must not
+// change while Follow runs. follow reads a collection as the pool.
+func NewPool(writes *ownwrites.Writes, pool func() string, follow filter.Follower) *PoolInventory {
+	i := &PoolInventory{
+		Inventory: Inventory{writes: writes, record: writes.Record, reads: isOfPool}, pool: pool, follow: follow,
+		listed: map[string]bool{}, problems: map[string]error{},
+	}
 	i.forget() // scopes of an earlier process
 	return i
 }
 
 // isOfPool reports whether a scope contains a collection of the pool.
 func isOfPool(s *cache.Scope) (reads governance.Ref, is bool) {
-	what, name := readBy(s.Key)
+	what, name := record.ReadBy(s.Key)
 	_, is = ofPool[what.Resource]
 	return governance.Ref{Resource: what.Resource}, is && (name == "" || what.Resource == "nodepools") && strings.HasPrefix(s.Key, identity.OfPool().Name+"\n")
 }
@@ -67,9 +73,7 @@ func (i *PoolInventory) Follow(ctx context.Context) {
 		if resource == "nodepools" {
 			collection.Selector = url.Values{"fieldSelector": {"metadata.name=" + i.pool()}}.Encode()
 		}
-		running.Go(func() {
-			(&follower{Proxy: i.proxy, caller: identity.OfPool(), collection: collection, receiver: &poolReceiver{i, resource}}).run(ctx)
-		})
+		running.Go(func() { i.follow(ctx, collection, &poolReceiver{i, resource}) })
 	}
 	running.Wait()
 }
@@ -80,16 +84,10 @@ func (i *PoolInventory) forget() {
 	clear(i.listed)
 	clear(i.problems)
 	i.mu.Unlock()
-	for _, s := range i.proxy.Cache.Scopes() {
-		if _, is := isOfPool(&s); !is {
-			continue
+	for _, s := range i.record.Cache.Scopes() {
+		if _, is := isOfPool(&s); is {
+			i.record.Remove(s.Key)
 		}
-		i.proxy.queues.add(s.Key, spaceWithin, func(st *state) {
-			*st = state{}
-			if err := i.proxy.Cache.Remove(s.Key); err != nil {
-				i.proxy.Log.V(2).Info("Removing cached objects of the pool failed", "error", err.Error())
-			}
-		})
 	}
 }
 
@@ -100,7 +98,7 @@ func (i *PoolInventory) Items() (items []governance.Item, err error) {
 	i.mu.Unlock()
 	isReading := map[string]bool{}
 	for resource := range ofPool {
-		isReading[resource] = !listed[resource] || i.proxy.isReadingPool(resource)
+		isReading[resource] = !listed[resource] || i.isReading(resource)
 	}
 	newest := i.newest()
 	for _, resource := range slices.Sorted(maps.Keys(ofPool)) {
@@ -116,16 +114,12 @@ func (i *PoolInventory) Items() (items []governance.Item, err error) {
 	return slices.Collect(maps.Values(found)), err
 }
 
-// isReadingPool reports whether a part of a collection of the pool is not stored yet.
-func (p *Proxy) isReadingPool(resource string) bool {
-	p.queues.mu.Lock()
-	defer p.queues.mu.Unlock()
-	for key := range p.queues.of {
-		if reads, is := isOfPool(&cache.Scope{Key: key}); is && reads.Resource == resource {
-			return true
-		}
-	}
-	return false
+// isReading reports whether a part of a collection of the pool is not stored yet.
+func (i *PoolInventory) isReading(resource string) bool {
+	return i.record.AreBusy(func(key string) bool {
+		reads, is := isOfPool(&cache.Scope{Key: key})
+		return is && reads.Resource == resource
+	})
 }
 
 // poolReceiver records whether a collection can be read.

@@ -1,4 +1,4 @@
-package proxy
+package inventory
 
 import (
 	"encoding/json"
@@ -9,17 +9,19 @@ import (
 
 	"github.com/atoll-k8s/atoll/internal/governance"
 	"github.com/atoll-k8s/atoll/internal/hub/journal"
+	"github.com/atoll-k8s/atoll/internal/hub/objects"
+	"github.com/atoll-k8s/atoll/internal/hub/ownwrites"
 )
 
 // Report returns what the node has written while offline: its last heartbeat, and the statuses of pods that the
 // cloud does not have yet, for pods in the last call of Items. It returns nil if the kubelet has stopped
 // writing, or if the journal has no Lease: the hub never makes a node look alive.
 func (i *Inventory) Report() (*governance.Report, *governance.Statuses) {
-	p := i.proxy
-	if p.Journal == nil || p.Replay.IsSilent() {
+	w := i.writes
+	if w.Journal == nil || w.IsSilent() {
 		return nil, nil
 	}
-	leases := p.Journal.Of("/apis/" + coordinationv1.SchemeGroupVersion.String() + "/namespaces/" + corev1.NamespaceNodeLease + "/leases/" + p.Recognizer.NodeName)
+	leases := w.Journal.Of(ownwrites.LeasePath(w.NodeName))
 	if len(leases) == 0 {
 		return nil, nil
 	}
@@ -34,7 +36,7 @@ func (i *Inventory) Report() (*governance.Report, *governance.Statuses) {
 // statuses returns the statuses of pods with journaled writes, in the order of the first write of each.
 func (i *Inventory) statuses() *governance.Statuses {
 	statuses, has := &governance.Statuses{}, map[string]bool{}
-	i.proxy.Journal.Each(func(e *journal.Entry) {
+	i.writes.Journal.Each(func(e *journal.Entry) {
 		ref, is := podOf(e.Object)
 		if !is || e.Kind != journal.Status || has[e.Object] {
 			return
@@ -67,25 +69,18 @@ func (i *Inventory) complete(status *governance.PodStatus) bool {
 	if !has {
 		return false
 	}
-	contentType, body, err := i.proxy.keptAt(key, ref)
+	contentType, body, err := objectAt(i.record, key, ref)
 	if err != nil {
 		return false
 	}
-	pod, err := decode(contentType, body, podKind)
-	if err != nil {
-		return false
-	}
-	entries := i.proxy.Journal.Of(pathOf(ref.Namespace, ref.Name))
-	for n := range entries {
-		if uid := uidIn(&entries[n]); uid != "" && uid != string(pod.GetUID()) {
-			return false // the writes are for an earlier pod with this name
-		}
-	}
-	after, err := withEntries(pod, podKind, entries)
-	wanted, is := after.(*corev1.Pod)
+	object, err := objects.Decode(contentType, body, ownwrites.PodKind)
+	pod, is := object.(*corev1.Pod)
 	if err != nil || !is {
 		return false
 	}
-	status.UID, status.Status = string(wanted.UID), wanted.Status
-	return true
+	written, is := i.writes.Written(pod)
+	if is {
+		status.UID, status.Status = string(written.UID), written.Status
+	}
+	return is
 }

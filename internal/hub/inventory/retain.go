@@ -1,9 +1,7 @@
-package proxy
+package inventory
 
 import (
 	"errors"
-	"net/http"
-	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -16,7 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
-	"github.com/atoll-k8s/atoll/internal/hub/identity"
+	"github.com/atoll-k8s/atoll/internal/hub/objects"
+	"github.com/atoll-k8s/atoll/internal/hub/record"
 	"github.com/atoll-k8s/atoll/internal/hub/request"
 )
 
@@ -27,10 +26,10 @@ const RetainEvery = 10 * time.Minute
 // themselves, their tokens, and Secrets, ConfigMaps and volumes that no pod of the node uses. Everything else
 // that the node reads stays. Scopes that were used in the last RetainEvery stay too, because a pod that is
 // starting may not be in the list yet.
-func (p *Proxy) Retain() {
-	err := p.Panics.Do("removing objects of deleted pods", func() error { return p.retain(time.Now().Add(-RetainEvery)) })
+func Retain(r *record.Recorder, nodeName string) {
+	err := r.Panics.Do("removing objects of deleted pods", func() error { return RetainSince(r, nodeName, time.Now().Add(-RetainEvery)) })
 	if err != nil {
-		p.Log.V(2).Info("Removing cached objects of deleted pods failed", "error", err.Error())
+		r.Log.V(2).Info("Removing cached objects of deleted pods failed", "error", err.Error())
 	}
 }
 
@@ -49,20 +48,20 @@ type needs struct {
 	namespaced, anywhere sets.Set[string]
 }
 
-// retain is Retain for scopes that were last used before the given time.
-func (p *Proxy) retain(before time.Time) error {
+// RetainSince is Retain, except that it keeps only those scopes that were used since the given time.
+func RetainSince(r *record.Recorder, nodeName string, since time.Time) error {
 	n := &needs{pods: sets.New[types.UID](), namespaced: sets.New[string](), anywhere: sets.New[string]()}
 	kept := map[string][]cache.Scope{}
 	var list cache.Scope // the newest one, in any representation
-	for _, s := range p.Cache.Scopes() {
-		if !isOfNode(s.Key) {
+	for _, s := range r.Cache.Scopes() {
+		if !record.IsOfNode(s.Key) {
 			continue
 		}
-		what, name := readBy(s.Key)
+		what, name := record.ReadBy(s.Key)
 		switch {
 		case name != "":
 			kept[what.Resource] = append(kept[what.Resource], s)
-		case strings.HasPrefix(s.Key, p.podsOfNode()) && !strings.Contains(s.Key, "as="):
+		case strings.HasPrefix(s.Key, record.PodsOfNode(nodeName)) && !strings.Contains(s.Key, "as="):
 			if s.Written.After(list.Written) {
 				list = s
 			}
@@ -74,8 +73,8 @@ func (p *Proxy) retain(before time.Time) error {
 	if list.Stale != nil && !errors.Is(list.Stale, cache.ErrReopened) {
 		return list.Stale // the cache may lack later pods
 	}
-	h, pods, err := p.keptObjects(list.Key)
-	if err != nil || h.List == nil {
+	h, pods, err := Objects(r, list.Key)
+	if err != nil || !h.IsList() {
 		return err
 	}
 	for _, pod := range pods {
@@ -86,46 +85,21 @@ func (p *Proxy) retain(before time.Time) error {
 			var objects []runtime.Object
 			var err error
 			if slices.Contains(naming, resource) {
-				_, objects, err = p.keptObjects(s.Key)
+				_, objects, err = Objects(r, s.Key)
 			}
-			what, name := readBy(s.Key)
+			what, name := record.ReadBy(s.Key)
 			if err != nil || n.need(&what, name, objects) {
 				for _, object := range objects {
 					n.add(object)
 				}
-			} else if s.Used.Before(before) && !p.queues.isBusy(s.Key) {
-				if err := p.Cache.Remove(s.Key); err != nil {
+			} else if s.Used.Before(since) && !r.IsBusy(s.Key) {
+				if err := r.Cache.Remove(s.Key); err != nil {
 					return err
 				}
 			}
 		}
 	}
 	return nil
-}
-
-// podsOfNode returns the key prefix of the lists of all pods of the node.
-func (p *Proxy) podsOfNode() string {
-	selector := url.Values{"fieldSelector": {"spec.nodeName=" + p.Recognizer.NodeName}}
-	return identity.OfNode().Name + "\n/api/v1/pods\n" + selector.Encode() + "\n"
-}
-
-// readBy returns the request of a scope of the node, and the name of the only object that it reads; "" if it
-// reads a collection or a document.
-func readBy(key string) (what request.Request, name string) {
-	parts := append(strings.SplitN(key, "\n", 4), "", "", "")
-	path, query := parts[1], parts[2]
-	if question, is := strings.CutPrefix(path, repeatablePrefix); is {
-		path, query, _ = strings.Cut(question, "?")
-	}
-	what = request.Of(&http.Request{Method: http.MethodGet, URL: &url.URL{Path: path, RawQuery: query}})
-	if what.Name != "" {
-		return what, what.Name
-	}
-	values, _ := url.ParseQuery(query) // always valid, because Encode created it
-	if selected, is := strings.CutPrefix(values.Get("fieldSelector"), "metadata.name="); is && !strings.Contains(selected, ",") {
-		name = selected
-	}
-	return what, name
 }
 
 // need reports whether the object with a name is needed by a pod. Objects that do not belong to pods are always
@@ -201,39 +175,22 @@ func texts(object runtime.Object, add func(string)) {
 	walk(fields)
 }
 
-// keptObjects returns the head and the objects of a scope; no objects if the cached answer is 404.
-func (p *Proxy) keptObjects(key string) (h *head, objects []runtime.Object, err error) {
-	view, err := p.Cache.Peek(key)
+// Objects returns the head and the decoded objects of a scope; no objects if the cached answer is 404.
+func Objects(r *record.Recorder, key string) (h *record.Head, decoded []runtime.Object, err error) {
+	state, err := r.Peek(key)
 	if err != nil {
 		return nil, nil, err
 	}
-	defer view.Close()
-	h, err = decodeHead(view.Head())
-	if err != nil || h.List == nil && h.Code == http.StatusNotFound {
-		return h, nil, err
+	defer state.Close()
+	for body, err := range state.Objects() {
+		if err != nil {
+			return nil, nil, err
+		}
+		object, _, err := objects.Codecs.UniversalDeserializer().Decode(body, nil, nil)
+		if err != nil {
+			return nil, nil, err
+		}
+		decoded = append(decoded, object)
 	}
-	ofItem := func(item []byte) ([]byte, error) { return item, nil }
-	if h.List != nil {
-		list, err := h.list()
-		if err != nil {
-			return nil, nil, err
-		}
-		apiVersion, kind := list.ItemKind()
-		ofItem = func(item []byte) ([]byte, error) { return list.Format.ObjectOf(item, apiVersion, kind) }
-	}
-	for item, err := range values(view, nil) {
-		if err != nil {
-			return nil, nil, err
-		}
-		body, err := ofItem(item)
-		if err != nil {
-			return nil, nil, err
-		}
-		object, _, err := codecs.UniversalDeserializer().Decode(body, nil, nil)
-		if err != nil {
-			return nil, nil, err
-		}
-		objects = append(objects, object)
-	}
-	return h, objects, nil
+	return state.Head, decoded, nil
 }

@@ -40,7 +40,7 @@ type storeDisk struct {
 // removed.
 func openDisk(path string, o Options) (d *storeDisk, entries []Entry, remove []uint64, err error) {
 	store, err := cache.Open(path, cache.Options{
-		MaxBytes: perByte * o.Limits.withDefaults().Bytes, MaxIdle: forever, SyncEvery: o.SyncEvery, Key: o.Key, Panics: o.Panics, Log: o.Log, Fail: o.Fail,
+		MaxBytes: perByte * o.Limits.withDefaults().Bytes, MaxIdle: forever, SyncEvery: o.SyncEvery, Key: o.Key, Panics: o.Panics, Log: o.Log, Wrap: o.Wrap,
 	})
 	if err != nil {
 		return nil, nil, nil, err

@@ -45,8 +45,8 @@ type Options struct {
 	// Panics catches panics of the goroutine that writes. nil catches none.
 	Panics *panics.Catcher
 	Log    logr.Logger
-	// Fail is for tests of packages that use a journal: see cache.Options.
-	Fail func(op string) error
+	// Wrap is for tests: see cache.Options.
+	Wrap func(cache.Directory) cache.Directory
 }
 
 // Journal is the list of journaled writes. It is safe for concurrent use. Only one goroutine uses the disk, and

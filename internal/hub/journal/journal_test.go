@@ -16,6 +16,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"github.com/atoll-k8s/atoll/internal/testing/faultydisk"
 )
 
 var at = time.Date(2026, 11, 26, 6, 0, 0, 0, time.UTC)
@@ -390,7 +392,7 @@ func TestLeaseIsNotStored(t *testing.T) {
 		}
 		return nil
 	}
-	j, err := Open(dir, Options{SyncEvery: time.Millisecond, Fail: fail})
+	j, err := Open(dir, Options{SyncEvery: time.Millisecond, Wrap: faultydisk.Of(fail)})
 	if err != nil {
 		t.Fatal(err)
 	}

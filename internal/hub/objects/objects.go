@@ -1,4 +1,6 @@
-package proxy
+// Package objects decodes, encodes and patches objects of the kinds that the hub must understand: those that the
+// node writes about itself, and those for tokens, reviews and volumes. It is pure.
+package objects
 
 import (
 	"bytes"
@@ -26,14 +28,14 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// typed is an object of a kind with journaled writes.
-type typed interface {
+// Typed is an object of a kind with journaled writes.
+type Typed interface {
 	runtime.Object
 	metav1.Object
 }
 
-// codecs encode and decode the kinds with journaled writes, and those for tokens and volumes.
-var codecs = func() serializer.CodecFactory {
+// Codecs encode and decode the kinds with journaled writes, and those for tokens and volumes.
+var Codecs = func() serializer.CodecFactory {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, coordinationv1.AddToScheme, eventsv1.AddToScheme, authenticationv1.AddToScheme, authorizationv1.AddToScheme, storagev1.AddToScheme} {
 		if err := add(scheme); err != nil {
@@ -44,7 +46,7 @@ var codecs = func() serializer.CodecFactory {
 }()
 
 // newOf returns an empty object of a kind; nil if its writes are not journaled.
-func newOf(gvk schema.GroupVersionKind) typed {
+func newOf(gvk schema.GroupVersionKind) Typed {
 	switch gvk {
 	case coordinationv1.SchemeGroupVersion.WithKind("Lease"):
 		return &coordinationv1.Lease{}
@@ -61,13 +63,13 @@ func newOf(gvk schema.GroupVersionKind) typed {
 	}
 }
 
-// decode decodes an object of a kind in the format of contentType.
-func decode(contentType string, body []byte, gvk schema.GroupVersionKind) (typed, error) {
+// Decode decodes an object of a kind in the format of contentType.
+func Decode(contentType string, body []byte, gvk schema.GroupVersionKind) (Typed, error) {
 	format, err := wire.FormatOf(contentType)
 	if err != nil {
 		return nil, err
 	}
-	info, found := runtime.SerializerInfoForMediaType(codecs.SupportedMediaTypes(), format.ContentType())
+	info, found := runtime.SerializerInfoForMediaType(Codecs.SupportedMediaTypes(), format.ContentType())
 	if !found {
 		return nil, fmt.Errorf("the hub cannot decode a %s in %s", gvk.Kind, format)
 	}
@@ -82,25 +84,25 @@ func decode(contentType string, body []byte, gvk schema.GroupVersionKind) (typed
 	return into, nil
 }
 
-// encode encodes an object in a format.
-func encode(format wire.Format, object typed, gvk schema.GroupVersionKind) ([]byte, error) {
-	info, found := runtime.SerializerInfoForMediaType(codecs.SupportedMediaTypes(), format.ContentType())
+// Encode encodes an object in a format.
+func Encode(format wire.Format, object Typed, gvk schema.GroupVersionKind) ([]byte, error) {
+	info, found := runtime.SerializerInfoForMediaType(Codecs.SupportedMediaTypes(), format.ContentType())
 	if !found {
 		return nil, fmt.Errorf("the hub cannot encode a %s in %s", gvk.Kind, format)
 	}
 	var body bytes.Buffer
-	err := codecs.EncoderForVersion(info.Serializer, gvk.GroupVersion()).Encode(object, &body)
+	err := Codecs.EncoderForVersion(info.Serializer, gvk.GroupVersion()).Encode(object, &body)
 	return body.Bytes(), err
 }
 
-// isPatch reports whether the hub can apply patches of a content type.
-func isPatch(contentType string) bool {
+// IsPatch reports whether the hub can apply patches of a content type.
+func IsPatch(contentType string) bool {
 	return contentType == string(types.StrategicMergePatchType) || contentType == string(types.MergePatchType)
 }
 
-// patched returns an object with a patch applied. The name, the UID and the resourceVersion stay, because an
+// Patched returns an object with a patch applied. The name, the UID and the resourceVersion stay, because an
 // API server does not let a client change them.
-func patched(object typed, gvk schema.GroupVersionKind, contentType string, patch []byte) (typed, error) {
+func Patched(object Typed, gvk schema.GroupVersionKind, contentType string, patch []byte) (Typed, error) {
 	before, err := json.Marshal(object)
 	if err != nil {
 		return nil, err
@@ -123,7 +125,7 @@ func patched(object typed, gvk schema.GroupVersionKind, contentType string, patc
 }
 
 // keepIdentity sets the identity and the version of an object to those of another one.
-func keepIdentity(object, of typed) {
+func keepIdentity(object, of Typed) {
 	object.SetNamespace(of.GetNamespace())
 	object.SetName(of.GetName())
 	object.SetUID(of.GetUID())
@@ -133,8 +135,8 @@ func keepIdentity(object, of typed) {
 	object.GetObjectKind().SetGroupVersionKind(of.GetObjectKind().GroupVersionKind())
 }
 
-// keepSpec sets the spec of an object to that of another one: a write of the status does not change the spec.
-func keepSpec(object, of typed) {
+// KeepSpec sets the spec of an object to that of another one: a write of the status does not change the spec.
+func KeepSpec(object, of Typed) {
 	switch object := object.(type) {
 	case *corev1.Node:
 		if of, is := of.(*corev1.Node); is {
@@ -147,28 +149,28 @@ func keepSpec(object, of typed) {
 	}
 }
 
-// withEntries returns an object with journaled writes of its status applied, in their order.
-func withEntries(object typed, gvk schema.GroupVersionKind, entries []journal.Entry) (typed, error) {
+// WithEntries returns an object with journaled writes of its status applied, in their order.
+func WithEntries(object Typed, gvk schema.GroupVersionKind, entries []journal.Entry) (Typed, error) {
 	for _, e := range entries {
-		var after typed
+		var after Typed
 		var err error
 		if e.Method == http.MethodPut {
-			after, err = decode(e.ContentType, e.Body, gvk)
+			after, err = Decode(e.ContentType, e.Body, gvk)
 		} else {
-			after, err = patched(object, gvk, e.ContentType, e.Body)
+			after, err = Patched(object, gvk, e.ContentType, e.Body)
 		}
 		if err != nil {
 			return nil, err
 		}
 		keepIdentity(after, object)
-		keepSpec(after, object)
+		KeepSpec(after, object)
 		object = after
 	}
 	return object, nil
 }
 
-// patchHead has the fields of a patch that identify its object and show how it was computed.
-type patchHead struct {
+// PatchHead has the fields of a patch that identify its object and show how it was computed.
+type PatchHead struct {
 	Metadata struct {
 		UID             string `json:"uid"`
 		ResourceVersion string `json:"resourceVersion"`
@@ -176,19 +178,20 @@ type patchHead struct {
 	Status map[string]json.RawMessage `json:"status"`
 }
 
-func headOfPatch(patch []byte) (patchHead, error) {
-	var h patchHead
+// HeadOfPatch reads the head of a patch.
+func HeadOfPatch(patch []byte) (PatchHead, error) {
+	var h PatchHead
 	if err := json.Unmarshal(patch, &h); err != nil {
 		return h, fmt.Errorf("reading the patch: %w", err)
 	}
 	return h, nil
 }
 
-// extentOf returns the extent of a patch. A kubelet computes the patch of a status by comparing whole objects.
+// ExtentOf returns the extent of a patch. A kubelet computes the patch of a status by comparing whole objects.
 // The patch of a Node then has the order of all conditions, because at least the heartbeat time differs
 // (k8s.io/component-helpers/node/util.PatchNodeStatus). The patch of a Pod has its UID and a status
 // (k8s.io/kubernetes/pkg/util/pod.PatchPodStatus).
-func (h *patchHead) extentOf(contentType string, gvk schema.GroupVersionKind) journal.Extent {
+func (h *PatchHead) ExtentOf(contentType string, gvk schema.GroupVersionKind) journal.Extent {
 	if contentType != string(types.StrategicMergePatchType) {
 		return journal.Part
 	}
@@ -199,11 +202,11 @@ func (h *patchHead) extentOf(contentType string, gvk schema.GroupVersionKind) jo
 	return journal.Part
 }
 
-// rebased converts a Difference that was computed from an older version of a pod to one for a newer version, so
+// Rebased converts a Difference that was computed from an older version of a pod to one for a newer version, so
 // that the newer version gets the same status.
-func rebased(read, newest *corev1.Pod, patch []byte) ([]byte, error) {
+func Rebased(read, newest *corev1.Pod, patch []byte) ([]byte, error) {
 	gvk := corev1.SchemeGroupVersion.WithKind("Pod")
-	want, err := patched(read, gvk, string(types.StrategicMergePatchType), patch)
+	want, err := Patched(read, gvk, string(types.StrategicMergePatchType), patch)
 	if err != nil {
 		return nil, err
 	}
@@ -222,8 +225,8 @@ func rebased(read, newest *corev1.Pod, patch []byte) ([]byte, error) {
 	return strategicpatch.CreateTwoWayMergePatch(from, to, corev1.Pod{})
 }
 
-// accepted returns the format that a client accepts for the response to a write.
-func accepted(h http.Header) (wire.Format, error) {
+// Accepted returns the format that a client accepts for the response to a write.
+func Accepted(h http.Header) (wire.Format, error) {
 	text := strings.Join(h.Values("Accept"), ",")
 	if text == "" {
 		return wire.JSON, nil

@@ -1,40 +1,38 @@
-package proxy
+package ownwrites
 
 import (
-	"errors"
 	"net/http"
 	"net/url"
 	"slices"
-	"strings"
 	"sync"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/lru"
 
-	"github.com/atoll-k8s/atoll/internal/hub/cache"
+	"github.com/atoll-k8s/atoll/internal/hub/identity"
 	"github.com/atoll-k8s/atoll/internal/hub/journal"
+	"github.com/atoll-k8s/atoll/internal/hub/objects"
+	"github.com/atoll-k8s/atoll/internal/hub/record"
 	"github.com/atoll-k8s/atoll/internal/hub/request"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// errUnknown is the error of a write of an object that the hub does not have.
-var errUnknown = errors.New("the hub does not have the object")
-
-// known returns the newest version of an object that the cache has in any scope of the caller, and the version
-// in the scope of a get by the caller. If that scope is not cached, both are the same.
-func (p *Proxy) known(c *call, o *ownWrite) (newest, read typed, err error) {
-	get := request.Of(&http.Request{Method: http.MethodGet, URL: &url.URL{Path: o.object}, Header: http.Header{"Accept": c.Header.Values("Accept")}})
-	paths := append(slices.Clone(o.collections), o.object)
-	for _, s := range p.Cache.Scopes() {
-		parts := strings.SplitN(s.Key, "\n", 3)
-		if len(parts) < 3 || parts[0] != c.caller.Name || !slices.Contains(paths, parts[1]) {
+// known returns the newest version of an object that the cache has in any scope of the node, and the version in
+// the scope of a get by the same client. If that scope is not cached, both are the same.
+func (w *Writes) known(o *Write) (newest, read objects.Typed, err error) {
+	get := request.Of(&http.Request{Method: http.MethodGet, URL: &url.URL{Path: o.Object}, Header: http.Header{"Accept": o.request.Header.Values("Accept")}})
+	paths := append(slices.Clone(o.collections), o.Object)
+	for _, s := range w.Record.Cache.Scopes() {
+		if !record.IsOfNode(s.Key) || !slices.Contains(paths, record.PathOf(s.Key)) {
 			continue
 		}
-		object, err := p.keptObject(s.Key, c, o)
+		object, err := w.knownIn(s.Key, o)
 		if err != nil {
 			continue // it is not in this scope, or incomplete
 		}
-		if s.Key == c.caller.Name+"\n"+get.Scope {
+		if s.Key == record.KeyOf(identity.OfNode(), &get) {
 			read = object
 		}
 		if newest == nil || wire.IsUpTo(newest.GetResourceVersion(), object.GetResourceVersion()) {
@@ -42,7 +40,7 @@ func (p *Proxy) known(c *call, o *ownWrite) (newest, read typed, err error) {
 		}
 	}
 	if newest == nil {
-		return nil, nil, errUnknown
+		return nil, nil, record.ErrUnknown
 	}
 	if read == nil {
 		read = newest
@@ -50,57 +48,31 @@ func (p *Proxy) known(c *call, o *ownWrite) (newest, read typed, err error) {
 	return newest, read, nil
 }
 
-// keptObject returns an object from a scope.
-func (p *Proxy) keptObject(key string, c *call, o *ownWrite) (typed, error) {
-	p.queues.settle(key)
-	view, err := p.Cache.View(key)
+// knownIn returns the object of a write from a scope.
+func (w *Writes) knownIn(key string, o *Write) (objects.Typed, error) {
+	state, err := w.Record.Open(key)
 	if err != nil {
 		return nil, err
 	}
-	defer view.Close()
-	h, err := decodeHead(view.Head())
+	defer state.Close()
+	body, err := state.Object(o.what.Namespace, o.what.Name)
 	if err != nil {
 		return nil, err
 	}
-	body, err := h.objectIn(view, c.what.Namespace, c.what.Name)
-	if err != nil {
-		return nil, err
-	}
-	return decode(h.ContentType, body, o.gvk)
-}
-
-// objectIn returns an object from a state, which is the object alone or a list, with its apiVersion and kind.
-func (h *head) objectIn(view *cache.View, namespace, name string) ([]byte, error) {
-	if h.List == nil {
-		body, err := view.Get(document)
-		if err != nil || h.Code != http.StatusOK {
-			return nil, errors.Join(err, errUnknown)
-		}
-		return body, nil
-	}
-	list, err := h.list()
-	if err != nil {
-		return nil, err
-	}
-	item, err := view.Get(id(&wire.Meta{Namespace: namespace, Name: name}))
-	if err != nil {
-		return nil, err
-	}
-	apiVersion, kind := list.ItemKind()
-	return list.Format.ObjectOf(item, apiVersion, kind)
+	return objects.Decode(state.Head.ContentType, body, o.gvk)
 }
 
 // remembered returns a Lease or an event as the node last wrote it.
-func (p *Proxy) remembered(object string, gvk schema.GroupVersionKind) (typed, error) {
-	if entries := p.Journal.Of(object); len(entries) > 0 {
+func (w *Writes) remembered(object string, gvk schema.GroupVersionKind) (objects.Typed, error) {
+	if entries := w.Journal.Of(object); len(entries) > 0 {
 		last := entries[len(entries)-1]
-		return decode(last.ContentType, last.Body, gvk)
+		return objects.Decode(last.ContentType, last.Body, gvk)
 	}
-	contentType, body, found := p.recent.get(object)
+	contentType, body, found := w.recent.get(object)
 	if !found {
-		return nil, errUnknown
+		return nil, record.ErrUnknown
 	}
-	return decode(contentType, body, gvk)
+	return objects.Decode(contentType, body, gvk)
 }
 
 // maxRecent is the most responses in recent, and maxRecentSize the size limit for each of them, in bytes.
@@ -135,34 +107,37 @@ func (r *recent) get(object string) (contentType string, body []byte, found bool
 	return answer.contentType, answer.body, found
 }
 
-// leaseFromJournal answers with the node's Lease as the node last wrote it, if the hub has it. A kubelet reads
-// its Lease only when it starts. Without an answer it would create a Lease that exists already.
-func (p *Proxy) leaseFromJournal(w http.ResponseWriter, c *call, reason error) bool {
-	if p.Journal == nil || !isAway(reason) || c.Context().Err() != nil {
-		return false
+// Lease returns the node's Lease as the node last wrote it, in the format that a client accepts, if the request is
+// a get of it and the hub has it. A kubelet reads its Lease only when it starts. Without an answer it would create
+// a Lease that exists already.
+func (w *Writes) Lease(r *http.Request, what *request.Request) (contentType string, body []byte, found bool) {
+	if w.Journal == nil {
+		return "", nil, false
 	}
-	lease := &call{Request: c.Clone(c.Context()), caller: c.caller, what: c.what}
-	lease.Method = http.MethodPut
-	o := p.ownWriteOf(lease)
-	if o == nil || o.kind != journal.Lease {
-		return false
+	put := r.Clone(r.Context())
+	put.Method = http.MethodPut
+	o := w.Of(put, what)
+	if o == nil || o.Kind != journal.Lease {
+		return "", nil, false
 	}
-	object, err := p.remembered(o.object, o.gvk)
+	object, err := w.remembered(o.Object, o.gvk)
 	if err != nil {
-		return false
+		return "", nil, false
 	}
-	format, err := accepted(c.Header)
+	format, err := objects.Accepted(r.Header)
 	if err != nil {
-		return false
+		return "", nil, false
 	}
-	body, err := encode(format, object, o.gvk)
-	if err != nil {
-		p.Log.V(2).Info("Encoding the node's last Lease failed", "error", err.Error())
-		return false
-	}
-	p.metrics.request(c.what.Kind, fromJournal)
-	w.Header().Set("Content-Type", format.ContentType())
-	w.WriteHeader(http.StatusOK)
-	_, _ = w.Write(body)
-	return true
+	body, err = objects.Encode(format, object, o.gvk)
+	return format.ContentType(), body, err == nil
+}
+
+// LastLease returns the cloud's response to the node's last write of its Lease, if the hub has it.
+func (w *Writes) LastLease() (contentType string, body []byte, found bool) {
+	return w.recent.get(LeasePath(w.NodeName))
+}
+
+// LeasePath returns the path of the Lease of a node.
+func LeasePath(nodeName string) string {
+	return "/apis/" + coordinationv1.SchemeGroupVersion.String() + "/namespaces/" + corev1.NamespaceNodeLease + "/leases/" + nodeName
 }

@@ -1,12 +1,13 @@
-package proxy
+// Package ownwrites journals the writes of the node about itself while the cloud is offline: its Lease, the
+// statuses of its Node and its pods, and events. It answers such writes like an API server, with the changed
+// object. It must not know how the hub answers other requests.
+package ownwrites
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 	"time"
@@ -19,40 +20,53 @@ import (
 	"k8s.io/apimachinery/pkg/util/rand"
 
 	"github.com/atoll-k8s/atoll/internal/hub/journal"
+	"github.com/atoll-k8s/atoll/internal/hub/objects"
+	"github.com/atoll-k8s/atoll/internal/hub/record"
 	"github.com/atoll-k8s/atoll/internal/hub/request"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
-// Kept is the header of the response to a journaled write: the time of the write.
-const Kept = "Atoll-Kept"
-
 const (
-	// maxWrite is the size limit for the body of a journaled write, and maxTarget for its path and query, in
+	// MaxBody is the size limit for the body of a journaled write, and maxTarget for its path and query, in
 	// bytes.
-	maxWrite, maxTarget = 1 << 20, 2 << 10
+	MaxBody, maxTarget = 1 << 20, 2 << 10
 	// keepWithin is how long a write waits for the disk.
 	keepWithin = 5 * time.Second
 	// maxUserAgent is how many bytes of the user agent are stored.
 	maxUserAgent = 256
 )
 
-// ownWrite is a write of the node about itself. Such writes are journaled while offline.
-type ownWrite struct {
-	kind journal.Kind
-	gvk  schema.GroupVersionKind
-	// collections are the paths of the lists that may contain the object, and object is its own path; "" for an
-	// object that is created with the name in the body.
-	collections []string
-	object      string
+// Writes journals writes of the node. It is safe for concurrent use.
+type Writes struct {
+	NodeName string
+	// Journal stores the writes. If it is nil, none is journaled.
+	Journal *journal.Journal
+	Record  *record.Recorder
+	// IsSilent reports whether the kubelet has stopped writing.
+	IsSilent func() bool
+
+	recent recent
 }
 
-// ownWriteOf returns the ownWrite of a request; nil if the request must not be journaled.
-func (p *Proxy) ownWriteOf(c *call) *ownWrite {
-	q := &c.what
-	if p.Journal == nil || !c.caller.IsNode || q.Version != "v1" || c.URL.Query().Has("dryRun") || len(c.URL.RequestURI()) > maxTarget {
+// Write is a write of the node about itself.
+type Write struct {
+	Kind journal.Kind
+	// Object is the path of the object; "" for an object that is created with the name in the body: see Named.
+	Object string
+
+	request *http.Request
+	what    *request.Request
+	gvk     schema.GroupVersionKind
+	// collections are the paths of the lists that may contain the object. The last one is the object's own.
+	collections []string
+}
+
+// Of returns the Write of a request of the node; nil if the request must not be journaled.
+func (w *Writes) Of(r *http.Request, q *request.Request) *Write {
+	if w.Journal == nil || q.Version != "v1" || r.URL.Query().Has("dryRun") || len(r.URL.RequestURI()) > maxTarget {
 		return nil
 	}
-	o := &ownWrite{}
+	o := &Write{request: r, what: q}
 	all := "/api/v1/" + q.Resource
 	if q.Group != "" {
 		all = "/apis/" + q.Group + "/v1/" + q.Resource
@@ -61,27 +75,27 @@ func (p *Proxy) ownWriteOf(c *call) *ownWrite {
 	if q.Namespace != "" {
 		collection = strings.TrimSuffix(all, q.Resource) + "namespaces/" + q.Namespace + "/" + q.Resource
 	}
-	creates := c.Method == http.MethodPost && q.Name == ""
-	changes := (c.Method == http.MethodPut || c.Method == http.MethodPatch) && q.Name != ""
-	changesOwn := changes && q.Name == p.Recognizer.NodeName
+	creates := r.Method == http.MethodPost && q.Name == ""
+	changes := (r.Method == http.MethodPut || r.Method == http.MethodPatch) && q.Name != ""
+	changesOwn := changes && q.Name == w.NodeName
 	switch q.Group + "/" + q.Resource {
 	case coordinationv1.GroupName + "/leases":
-		o.kind, o.gvk = journal.Lease, coordinationv1.SchemeGroupVersion.WithKind("Lease")
+		o.Kind, o.gvk = journal.Lease, coordinationv1.SchemeGroupVersion.WithKind("Lease")
 		if q.Namespace != corev1.NamespaceNodeLease || !creates && !changesOwn {
 			return nil
 		}
 	case "/nodes":
-		o.kind, o.gvk, subresource = journal.Status, corev1.SchemeGroupVersion.WithKind("Node"), "/status"
+		o.Kind, o.gvk, subresource = journal.Status, corev1.SchemeGroupVersion.WithKind("Node"), "/status"
 		if !changesOwn {
 			return nil
 		}
 	case "/pods": // statusAfter checks that the pod is on this node
-		o.kind, o.gvk, subresource = journal.Status, corev1.SchemeGroupVersion.WithKind("Pod"), "/status"
+		o.Kind, o.gvk, subresource = journal.Status, corev1.SchemeGroupVersion.WithKind("Pod"), "/status"
 		if !changes || q.Namespace == "" {
 			return nil
 		}
 	case "/events", eventsv1.GroupName + "/events":
-		o.kind, o.gvk = journal.Event, schema.GroupVersionKind{Group: q.Group, Version: q.Version, Kind: "Event"}
+		o.Kind, o.gvk = journal.Event, schema.GroupVersionKind{Group: q.Group, Version: q.Version, Kind: "Event"}
 		if q.Namespace == "" || !creates && !changes {
 			return nil
 		}
@@ -90,62 +104,38 @@ func (p *Proxy) ownWriteOf(c *call) *ownWrite {
 	}
 	path := collection
 	if q.Name != "" {
-		o.object = collection + "/" + q.Name
-		path = o.object + subresource
+		o.Object = collection + "/" + q.Name
+		path = o.Object + subresource
 	}
-	if c.URL.Path != path { // an API server may parse such a path differently
+	if r.URL.Path != path { // an API server may parse such a path differently
 		return nil
 	}
 	o.collections = []string{all, collection}
 	return o
 }
 
-// write answers a write that may be journaled. While the journal has entries of its object, it is journaled
-// even if the cloud is reachable: so writes of an object reach the cloud in their order.
-func (p *Proxy) write(w http.ResponseWriter, c *call, o *ownWrite) {
-	body, err := io.ReadAll(io.LimitReader(c.Body, maxWrite+1))
-	if err != nil {
-		panic(http.ErrAbortHandler) // the client has disconnected
-	}
-	if len(body) > maxWrite {
-		c.Body = io.NopCloser(io.MultiReader(bytes.NewReader(body), c.Body))
-		p.pass(w, c)
+// Named sets the object of a write that creates one.
+func (o *Write) Named(body []byte) {
+	if o.request.Method != http.MethodPost {
 		return
 	}
-	c.Body, c.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
-	if o.kind != journal.Event {
-		p.Replay.Heard(time.Now())
-	}
-	if c.Method == http.MethodPost {
-		if name, err := nameIn(c.Header.Get("Content-Type"), body); err == nil && name != "" {
-			o.object = o.collections[1] + "/" + name
-		}
-	}
-	if o.object != "" && len(p.Journal.Of(o.object)) > 0 {
-		p.keepWrite(w, c, o, body, errors.New("earlier writes of the same object have not been sent yet"))
-		return
-	}
-	response, err := p.send(c, c.Request)
-	switch {
-	case isAway(err) && c.Context().Err() == nil:
-		p.keepWrite(w, c, o, body, err)
-		return
-	case err != nil:
-		p.unavailable(w, c.Request, err)
-		return
-	}
-	defer response.Body.Close()
-	answer, whole := passOn(w, response)
-	if whole && response.StatusCode/100 == 2 && o.kind != journal.Status {
-		contentType := response.Header.Get("Content-Type")
-		if name, err := nameIn(contentType, answer); err == nil {
-			p.recent.put(o.collections[1]+"/"+name, contentType, answer)
-		}
+	if name, err := NameIn(o.request.Header.Get("Content-Type"), body); err == nil && name != "" {
+		o.Object = o.collections[1] + "/" + name
 	}
 }
 
-// nameIn returns the name in the metadata of an object.
-func nameIn(contentType string, body []byte) (string, error) {
+// Answered records the response of the cloud to a write.
+func (w *Writes) Answered(o *Write, contentType string, body []byte) {
+	if o.Kind == journal.Status {
+		return
+	}
+	if name, err := NameIn(contentType, body); err == nil {
+		w.recent.put(o.collections[1]+"/"+name, contentType, body)
+	}
+}
+
+// NameIn returns the name in the metadata of an object.
+func NameIn(contentType string, body []byte) (string, error) {
 	format, err := wire.FormatOf(contentType)
 	if err != nil {
 		return "", err
@@ -154,91 +144,63 @@ func nameIn(contentType string, body []byte) (string, error) {
 	return m.Name, err
 }
 
-// conflict is the error of a write that an API server would refuse, because the object differs from the one
+// Conflict is the error of a write that an API server would refuse, because the object differs from the one
 // that the client means.
-type conflict struct {
-	reason  metav1.StatusReason
+type Conflict struct {
+	Reason  metav1.StatusReason
 	message string
 }
 
 // Error implements error.
-func (e *conflict) Error() string { return e.message }
+func (e *Conflict) Error() string { return e.message }
 
-// keepWrite journals a write, and answers like the API server: with the changed object. reason is why the write
-// is not forwarded.
-func (p *Proxy) keepWrite(w http.ResponseWriter, c *call, o *ownWrite, body []byte, reason error) {
-	at := time.Now().Round(0)
-	answer, format, err := p.tryKeep(c, o, body, at)
-	refusal := (*conflict)(nil)
-	switch {
-	case err != nil && c.Context().Err() != nil:
-		panic(http.ErrAbortHandler) // the client has disconnected
-	case errors.As(err, &refusal):
-		p.refuse(w, c.Request, http.StatusConflict, refusal.reason, refusal.message)
-		return
-	case err != nil:
-		p.Log.V(2).Info("Journaling a write failed", "path", c.URL.Path, "error", err.Error())
-		p.refuse(w, c.Request, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable,
-			fmt.Sprintf("the hub does not forward this write (%v), and cannot journal it: %v", reason, err))
-		return
-	}
-	p.metrics.request(request.Write, fromJournal)
-	p.Replay.Hurry()
-	w.Header().Set(Kept, at.UTC().Format(time.RFC3339))
-	w.Header().Set("Content-Type", format.ContentType())
-	code := http.StatusOK
-	if c.Method == http.MethodPost {
-		code = http.StatusCreated
-	}
-	w.WriteHeader(code)
-	_, _ = w.Write(answer)
-}
-
-// tryKeep journals a write, and returns the response body and its format.
-func (p *Proxy) tryKeep(c *call, o *ownWrite, body []byte, at time.Time) ([]byte, wire.Format, error) {
-	format, err := accepted(c.Header)
+// Keep journals a write at the given time, and returns the response body and its format. The error is a Conflict
+// if an API server would refuse the write.
+func (w *Writes) Keep(o *Write, body []byte, at time.Time) ([]byte, wire.Format, error) {
+	r := o.request
+	format, err := objects.Accepted(r.Header)
 	if err != nil {
 		return nil, 0, err
 	}
-	agent := c.Header.Get("User-Agent")
+	agent := r.Header.Get("User-Agent")
 	e := journal.Entry{
-		Kind: o.kind, Method: c.Method, Target: c.URL.RequestURI(), ContentType: c.Header.Get("Content-Type"),
+		Kind: o.Kind, Method: r.Method, Target: r.URL.RequestURI(), ContentType: r.Header.Get("Content-Type"),
 		UserAgent: agent[:min(len(agent), maxUserAgent)], Body: body, At: at,
 	}
-	var after typed
-	switch o.kind {
+	var after objects.Typed
+	switch o.Kind {
 	case journal.Lease:
-		after, err = p.leaseAfter(c, o, &e)
+		after, err = w.leaseAfter(o, &e)
 	case journal.Event:
-		after, err = p.eventAfter(c, o, &e)
+		after, err = w.eventAfter(o, &e)
 	default:
-		after, err = p.statusAfter(c, o, &e)
+		after, err = w.statusAfter(o, &e)
 	}
 	if err != nil {
 		return nil, 0, err
 	}
-	answer, err := encode(format, after, o.gvk)
+	answer, err := objects.Encode(format, after, o.gvk)
 	if err != nil {
 		return nil, 0, err
 	}
-	ctx, cancel := context.WithTimeout(c.Context(), keepWithin)
+	ctx, cancel := context.WithTimeout(r.Context(), keepWithin)
 	defer cancel()
-	return answer, format, p.Journal.Keep(ctx, e)
+	return answer, format, w.Journal.Keep(ctx, e)
 }
 
 // statusAfter completes the entry for a write of a status, and returns the object with this write applied.
-func (p *Proxy) statusAfter(c *call, o *ownWrite, e *journal.Entry) (typed, error) {
-	newest, read, err := p.known(c, o)
+func (w *Writes) statusAfter(o *Write, e *journal.Entry) (objects.Typed, error) {
+	newest, read, err := w.known(o)
 	if err != nil {
 		return nil, err
 	}
-	if pod, is := newest.(*corev1.Pod); is && pod.Spec.NodeName != p.Recognizer.NodeName {
-		return nil, fmt.Errorf("the pod is not on node %s", p.Recognizer.NodeName)
+	if pod, is := newest.(*corev1.Pod); is && pod.Spec.NodeName != w.NodeName {
+		return nil, fmt.Errorf("the pod is not on node %s", w.NodeName)
 	}
-	e.Object = o.object
-	if c.Method == http.MethodPut {
+	e.Object = o.Object
+	if o.request.Method == http.MethodPut {
 		e.Extent = journal.Whole
-		object, err := decode(e.ContentType, e.Body, o.gvk)
+		object, err := objects.Decode(e.ContentType, e.Body, o.gvk)
 		if err == nil {
 			err = checkIdentity(object.GetName(), string(object.GetUID()), object.GetResourceVersion(), newest)
 		}
@@ -250,28 +212,28 @@ func (p *Proxy) statusAfter(c *call, o *ownWrite, e *journal.Entry) (typed, erro
 		if err != nil {
 			return nil, err
 		}
-		e.Extent = head.extentOf(e.ContentType, o.gvk)
-		shown := p.shown(read, o.object) // the kubelet computed the difference from this version
+		e.Extent = head.ExtentOf(e.ContentType, o.gvk)
+		shown := w.Shown(read) // the kubelet computed the difference from this version
 		older, isPod := shown.(*corev1.Pod)
 		if pod, is := newest.(*corev1.Pod); is && isPod && e.Extent == journal.Difference && older.UID == pod.UID && (shown != read || older.ResourceVersion != pod.ResourceVersion) {
-			if e.Body, err = rebased(older, pod, e.Body); err != nil {
+			if e.Body, err = objects.Rebased(older, pod, e.Body); err != nil {
 				return nil, err
 			}
 		}
 	}
-	entries, err := p.Journal.With(*e)
+	entries, err := w.Journal.With(*e)
 	if err != nil {
 		return nil, err
 	}
-	return withEntries(newest, o.gvk, entries)
+	return objects.WithEntries(newest, o.gvk, entries)
 }
 
 // checkPatch returns the head of a patch, if the patch can be applied to an object.
-func checkPatch(e *journal.Entry, object typed) (patchHead, error) {
-	if !isPatch(e.ContentType) {
-		return patchHead{}, fmt.Errorf("the hub does not apply patches of type %q", e.ContentType)
+func checkPatch(e *journal.Entry, object objects.Typed) (objects.PatchHead, error) {
+	if !objects.IsPatch(e.ContentType) {
+		return objects.PatchHead{}, fmt.Errorf("the hub does not apply patches of type %q", e.ContentType)
 	}
-	head, err := headOfPatch(e.Body)
+	head, err := objects.HeadOfPatch(e.Body)
 	if err != nil {
 		return head, err
 	}
@@ -280,14 +242,14 @@ func checkPatch(e *journal.Entry, object typed) (patchHead, error) {
 
 // checkIdentity checks the preconditions of a write: the object and its version are those that the client has
 // read. The hub may have an older version than the client.
-func checkIdentity(name, uid, version string, object typed) error {
+func checkIdentity(name, uid, version string, object objects.Typed) error {
 	switch {
 	case name != object.GetName():
 		return fmt.Errorf("the body has the name %q", name)
 	case uid != "" && uid != string(object.GetUID()):
-		return &conflict{metav1.StatusReasonConflict, fmt.Sprintf("Precondition failed: UID in precondition: %s, UID in object meta: %s", uid, object.GetUID())}
+		return &Conflict{metav1.StatusReasonConflict, fmt.Sprintf("Precondition failed: UID in precondition: %s, UID in object meta: %s", uid, object.GetUID())}
 	case version != "" && version != object.GetResourceVersion() && !wire.IsUpTo(object.GetResourceVersion(), version):
-		return &conflict{metav1.StatusReasonConflict, fmt.Sprintf("the object has been modified: its version is %s", object.GetResourceVersion())}
+		return &Conflict{metav1.StatusReasonConflict, fmt.Sprintf("the object has been modified: its version is %s", object.GetResourceVersion())}
 	default:
 		return nil
 	}
@@ -299,9 +261,9 @@ const firstVersion = "1"
 
 // leaseAfter completes the entry for a write of the node's Lease, and returns the Lease with this write
 // applied.
-func (p *Proxy) leaseAfter(c *call, o *ownWrite, e *journal.Entry) (typed, error) {
-	e.Object = o.collections[1] + "/" + p.Recognizer.NodeName
-	after, err := p.wholeAfter(c, o, e)
+func (w *Writes) leaseAfter(o *Write, e *journal.Entry) (objects.Typed, error) {
+	e.Object = o.collections[1] + "/" + w.NodeName
+	after, err := w.wholeAfter(o, e)
 	if err != nil {
 		return nil, err
 	}
@@ -309,9 +271,9 @@ func (p *Proxy) leaseAfter(c *call, o *ownWrite, e *journal.Entry) (typed, error
 	switch {
 	case !is || lease.Spec.RenewTime == nil || lease.Spec.LeaseDurationSeconds == nil:
 		return nil, errors.New("the Lease has no renewTime or no leaseDurationSeconds")
-	case lease.Name != p.Recognizer.NodeName:
+	case lease.Name != w.NodeName:
 		return nil, fmt.Errorf("the Lease %q is not the Lease of this node", lease.Name)
-	case c.Method == http.MethodPost:
+	case o.request.Method == http.MethodPost:
 		lease.ResourceVersion = firstVersion
 	}
 	lease.Namespace = corev1.NamespaceNodeLease
@@ -321,43 +283,43 @@ func (p *Proxy) leaseAfter(c *call, o *ownWrite, e *journal.Entry) (typed, error
 }
 
 // wholeAfter returns a Lease or an event with a write applied.
-func (p *Proxy) wholeAfter(c *call, o *ownWrite, e *journal.Entry) (typed, error) {
-	if c.Method != http.MethodPatch {
-		return decode(e.ContentType, e.Body, o.gvk)
+func (w *Writes) wholeAfter(o *Write, e *journal.Entry) (objects.Typed, error) {
+	if o.request.Method != http.MethodPatch {
+		return objects.Decode(e.ContentType, e.Body, o.gvk)
 	}
-	known, err := p.remembered(o.object, o.gvk)
+	known, err := w.remembered(o.Object, o.gvk)
 	if err != nil {
 		return nil, err
 	}
 	if _, err := checkPatch(e, known); err != nil {
 		return nil, err
 	}
-	return patched(known, o.gvk, e.ContentType, e.Body)
+	return objects.Patched(known, o.gvk, e.ContentType, e.Body)
 }
 
 // eventAfter completes the entry for a write of an event, and returns the event with this write applied.
-func (p *Proxy) eventAfter(c *call, o *ownWrite, e *journal.Entry) (typed, error) {
-	after, err := p.wholeAfter(c, o, e)
+func (w *Writes) eventAfter(o *Write, e *journal.Entry) (objects.Typed, error) {
+	after, err := w.wholeAfter(o, e)
 	if err != nil {
 		return nil, err
 	}
 	if after.GetNamespace() == "" {
-		after.SetNamespace(c.what.Namespace)
+		after.SetNamespace(o.what.Namespace)
 	}
-	if c.Method == http.MethodPost && after.GetName() == "" && after.GetGenerateName() != "" {
+	if o.request.Method == http.MethodPost && after.GetName() == "" && after.GetGenerateName() != "" {
 		after.SetName(generatedName(after.GetGenerateName()))
 	}
 	name := after.GetName()
 	switch {
 	case name == "" || strings.Contains(name, "/"):
 		return nil, errors.New("the event has no name")
-	case c.what.Name != "" && c.what.Name != name || after.GetNamespace() != c.what.Namespace:
+	case o.what.Name != "" && o.what.Name != name || after.GetNamespace() != o.what.Namespace:
 		return nil, fmt.Errorf("the path does not match the event %s/%s", after.GetNamespace(), name)
-	case c.Method == http.MethodPost && after.GetResourceVersion() != "":
+	case o.request.Method == http.MethodPost && after.GetResourceVersion() != "":
 		return nil, errors.New("an event to be created must not have a resourceVersion")
-	case c.Method == http.MethodPost && len(p.Journal.Of(o.collections[1]+"/"+name)) > 0:
-		return nil, &conflict{metav1.StatusReasonAlreadyExists, fmt.Sprintf("events %q already exists", name)}
-	case c.Method == http.MethodPost:
+	case o.request.Method == http.MethodPost && len(w.Journal.Of(o.collections[1]+"/"+name)) > 0:
+		return nil, &Conflict{metav1.StatusReasonAlreadyExists, fmt.Sprintf("events %q already exists", name)}
+	case o.request.Method == http.MethodPost:
 		after.SetUID("") // the API server will set it
 	}
 	e.Object = o.collections[1] + "/" + name
@@ -369,8 +331,8 @@ func (p *Proxy) eventAfter(c *call, o *ownWrite, e *journal.Entry) (typed, error
 
 // bodyOfEvent returns the body of an event to send. Only its writer changes an event, so it needs no
 // precondition.
-func bodyOfEvent(event typed) ([]byte, error) {
-	sent, is := event.DeepCopyObject().(typed)
+func bodyOfEvent(event objects.Typed) ([]byte, error) {
+	sent, is := event.DeepCopyObject().(objects.Typed)
 	if !is {
 		return nil, errors.New("not an event")
 	}

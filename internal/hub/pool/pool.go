@@ -48,7 +48,7 @@ const (
 	maxReason = 1024
 )
 
-// Source has the cached objects of the node: see proxy.Inventory.
+// Source has the cached objects of the node: see inventory.Inventory.
 type Source interface {
 	// Items returns all objects that the coordinator should have.
 	Items() ([]governance.Item, error)
@@ -64,7 +64,7 @@ type NodeSource interface {
 	Report() (*governance.Report, *governance.Statuses)
 }
 
-// PoolSource has the objects of the pool: see proxy.PoolInventory.
+// PoolSource has the objects of the pool: see inventory.PoolInventory.
 type PoolSource interface {
 	Source
 	// Follow reads the objects until ctx is done. Items returns nothing until all of them were read once.

@@ -17,8 +17,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
-	"github.com/atoll-k8s/atoll/internal/hub/delivery"
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
@@ -179,7 +177,7 @@ func TestDamagedCompressedAnswersAreNotKept(t *testing.T) {
 			if got := n.pods(w.Body.Bytes()); !maps.Equal(got, map[string]string{"a": "one"}) {
 				t.Errorf("after %s, offline the pods are %v", name, got)
 			}
-			if taken := n.limits().ofOthers.Taken(); taken != 0 {
+			if taken := n.Record.Waiting("others\n").Taken(); taken != 0 {
 				t.Errorf("after %s, %d bytes are still taken", name, taken)
 			}
 		}
@@ -199,12 +197,12 @@ func TestOversizedCompressedAnswerIsNotKept(t *testing.T) {
 		taken int64
 		kept  bool
 	}{{"/openapi/v3?x=1", maxAnswer - 5<<20, true}, {"/openapi/v3?x=2", maxAnswer - 3<<20, false}} {
-		n.limits().ofOthers.Take(tc.taken - n.limits().ofOthers.Taken())
+		n.Record.Waiting("others\n").Take(tc.taken - n.Record.Waiting("others\n").Taken())
 		n.cloud.set(false, nil)
 		if w := n.askFor(reader, tc.path, gzipped); len(n.plainOf(w)) != 4<<20 {
 			t.Errorf("the answer has %d bytes", len(n.plainOf(w)))
 		}
-		if got := n.limits().ofOthers.Taken(); got != tc.taken {
+		if got := n.Record.Waiting("others\n").Taken(); got != tc.taken {
 			t.Errorf("%d bytes are taken, want %d", got, tc.taken)
 		}
 		n.cloud.set(true, nil)
@@ -265,28 +263,6 @@ func TestReusedBuffersHaveNothingOfOtherAnswers(t *testing.T) {
 	for _, who := range callers {
 		if got := ask(who, 0); !maps.Equal(got, listOf(who, versions-1)) {
 			t.Errorf("offline the list of %s is not its own", who)
-		}
-	}
-}
-
-// TestRequiredPolicyLabelsHoldPods: the two labels that require a policy hold a pod, the labels of a bound policy
-// do not.
-func TestRequiredPolicyLabelsHoldPods(t *testing.T) {
-	for _, label := range []string{gm.RequiredPropagationPolicyLabel, gm.RequiredOverridePolicyLabel} {
-		if delivery.Waiting(map[string]string{label: "x"}) == "" {
-			t.Errorf("%s holds no pod", label)
-		}
-		for _, format := range formats {
-			n := newNode(t, format)
-			labels, err := policyLabels(format, n.encode(pod("a", "one", 1, map[string]string{label: "x", "other": "y"})))
-			if err != nil || labels[label] != "x" {
-				t.Errorf("%s: the labels are %v, error %v", format, labels, err)
-			}
-		}
-	}
-	for _, label := range []string{gm.BindingPropagationPolicyLabel, gm.BindingOverridePolicyLabel} {
-		if delivery.Waiting(map[string]string{label: "x"}) != "" {
-			t.Errorf("%s alone holds a pod", label)
 		}
 	}
 }

@@ -136,7 +136,7 @@ func (r *rig) hub(caller identity.Caller) string {
 		NodeCertificate: func() (*tls.Certificate, error) { return certificate, nil }, Log: logr.Discard(),
 	})
 	tokens := identity.NewTokens([]byte("secret"), nil)
-	p := &Proxy{Cloud: up, Cache: store, Tokens: tokens, Log: logr.Discard(), Recognizer: &identity.Recognizer{NodeName: "a", Tokens: tokens}}
+	p := New(Options{Cloud: up, Cache: store, Tokens: tokens, Log: logr.Discard(), Recognizer: &identity.Recognizer{NodeName: "a", Tokens: tokens}})
 	r.Cleanup(func() {
 		p.Wait()
 		if err := store.Close(); err != nil {

@@ -4,15 +4,12 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"os"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/atoll-k8s/atoll/internal/hub/request"
 )
@@ -42,8 +39,8 @@ type slowBody struct {
 // bodyKey is the key of the body in the context of a request.
 type bodyKey struct{}
 
-// bound gives a request a slowBody, or no body if it is a read. Call done when the request is answered.
-func (p *Proxy) bound(w http.ResponseWriter, c *call, leave func()) (done func()) {
+// boundBody gives a request a slowBody, or no body if it is a read. Call done when the request is answered.
+func (l *limiters) boundBody(w http.ResponseWriter, c *call, leave func()) (done func()) {
 	switch c.what.Kind {
 	case request.Get, request.List, request.Watch:
 		c.Body, c.ContentLength = http.NoBody, 0
@@ -53,7 +50,7 @@ func (p *Proxy) bound(w http.ResponseWriter, c *call, leave func()) (done func()
 		}
 		return leave
 	case request.Write:
-		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(cmp.Or(p.slowAfter, bodyWithin)))
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(cmp.Or(l.slowAfter, bodyWithin)))
 	case request.Stream:
 	}
 	ctx, cancel := context.WithCancelCause(c.Context())
@@ -106,23 +103,4 @@ func (a *answerBefore) Close() error {
 		_ = http.NewResponseController(a.body.w).SetReadDeadline(time.Now())
 	}
 	return a.ReadCloser.Close()
-}
-
-// hasEnded reports whether a request has ended because its body did not arrive in time, and then answers it. If
-// the client has disconnected, it panics with http.ErrAbortHandler.
-func (p *Proxy) hasEnded(w http.ResponseWriter, r *http.Request) bool {
-	if r.Context().Err() == nil {
-		return false
-	}
-	if body, is := r.Context().Value(bodyKey{}).(*slowBody); is {
-		select {
-		case <-body.failed:
-			if body.isLate {
-				p.refuse(w, r, http.StatusRequestTimeout, metav1.StatusReasonTimeout, fmt.Sprintf("the body did not arrive within %s", bodyWithin))
-				return true
-			}
-		case <-time.After(failedWithin): // the server may end the request before the failed read returns
-		}
-	}
-	panic(http.ErrAbortHandler)
 }

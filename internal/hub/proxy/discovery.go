@@ -10,8 +10,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/atoll-k8s/atoll/internal/hub/filter"
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
+	"github.com/atoll-k8s/atoll/internal/hub/record"
 )
 
 // discovery are the documents that kubectl reads first, and discoveryForm its Accept header for them.
@@ -45,8 +45,7 @@ func (p *Proxy) KeepDiscovery(ctx context.Context) {
 func (p *Proxy) readDiscovery(ctx context.Context, path string) error {
 	ctx, cancel := context.WithTimeout(ctx, ownWithin)
 	defer cancel()
-	f := &follower{Proxy: p, caller: identity.OfNode(), collection: filter.Collection{Path: path}}
-	a := f.askOwn(ctx, "", discoveryForm, io.Discard)
+	a := p.askOwn(ctx, identity.OfNode(), path, discoveryForm, io.Discard)
 	<-a.done
 	if a.broke || a.code != http.StatusOK {
 		return fmt.Errorf("the status code is %d, or the response is incomplete", a.code)
@@ -56,25 +55,24 @@ func (p *Proxy) readDiscovery(ctx context.Context, path string) error {
 
 // keyOfDiscovery returns the key of the scope of a request. If the request is for discovery and its scope is
 // not in the cache, it returns the key of the same document in another representation that the client accepts.
-func (p *Proxy) keyOfDiscovery(c *call) string {
+func keyOfDiscovery(r *record.Recorder, c *call) string {
 	if !slices.Contains(discovery, c.what.Path) {
 		return c.key
 	}
-	if view, err := p.Cache.Peek(c.key); err == nil {
-		_ = view.Close()
+	if state, err := r.Peek(c.key); err == nil {
+		_ = state.Close()
 		return c.key
 	}
-	for _, s := range p.Cache.Scopes() {
+	for _, s := range r.Cache.Scopes() {
 		if !strings.HasPrefix(s.Key, c.caller.Name+"\n"+c.what.Path+"\n") {
 			continue
 		}
-		view, err := p.Cache.Peek(s.Key)
+		state, err := r.Peek(s.Key)
 		if err != nil {
 			continue
 		}
-		h, err := decodeHead(view.Head())
-		_ = view.Close()
-		if err == nil && slices.Contains(c.accepts(), strings.ToLower(strings.ReplaceAll(h.ContentType, " ", ""))) {
+		_ = state.Close()
+		if slices.Contains(c.accepts(), strings.ToLower(strings.ReplaceAll(state.Head.ContentType, " ", ""))) {
 			return s.Key
 		}
 	}

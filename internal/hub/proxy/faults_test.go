@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
+	"github.com/atoll-k8s/atoll/internal/hub/record"
 	"github.com/atoll-k8s/atoll/internal/hub/request"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
@@ -218,7 +219,7 @@ func TestAnswersWaitingForTheDiskTakeBoundedMemory(t *testing.T) {
 
 func manyLargeAnswers(t *testing.T, caller identity.Caller) {
 	n := newNode(t, wire.JSON)
-	limit := n.bytesOf(&call{caller: caller})
+	limit := n.Record.Waiting(caller.Name + "\n")
 	large := strings.Repeat("x", maxAnswer/3)
 	n.cloud.set(false, func(*http.Request) (int, string, io.ReadCloser) {
 		return http.StatusOK, "text/plain", io.NopCloser(strings.NewReader(large))
@@ -228,7 +229,7 @@ func manyLargeAnswers(t *testing.T, caller identity.Caller) {
 		r := httptest.NewRequest(http.MethodGet, fmt.Sprint("/openapi/v3?x=", i), nil)
 		r.Header.Set("Accept", n.format.ContentType())
 		key := caller.Name + "\n" + request.Of(r).Scope
-		n.queues.add(key, 0, func(*state) { <-hangs }) // as a disk that is slow
+		n.Record.Keep(key, 0, func(*record.Job) error { <-hangs; return nil }) // as a disk that is slow
 		w := httptest.NewRecorder()
 		n.answer(w, r, caller)
 		if w.Code != http.StatusOK || w.Body.Len() != len(large) {

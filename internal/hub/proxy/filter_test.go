@@ -206,13 +206,11 @@ func TestFilteredListInChunksIsFilteredAsOneList(t *testing.T) {
 				if at+1 < len(list.Items) {
 					list.Continue = strconv.Itoa(at + 1)
 				}
-				var size wire.Size
-				size.Add(len(list.Items[at].Raw))
-				var chunk bytes.Buffer
-				if err := list.Encode(&chunk, size, raws(list.Items[at:at+1])); err != nil {
+				chunk, err := (&batch{&wire.List{Header: list.Header, Items: list.Items[at : at+1]}, false}).encode()
+				if err != nil {
 					t.Error(err)
 				}
-				return code, contentType, io.NopCloser(&chunk)
+				return code, contentType, io.NopCloser(bytes.NewReader(chunk))
 			})
 			want := map[string]string{"web-1": "", "web-2": "4"}
 			build.Eventually(t, "the topology is known", func() bool { return maps.Equal(r.listed(kubeProxy), want) })

@@ -160,20 +160,18 @@ func (a *api) answer(r *http.Request) (int, string, io.ReadCloser) {
 	}
 	list := wire.Header{Format: format, APIVersion: kinds[path][0], Kind: kinds[path][1], ItemsHaveType: path == poolsPath, ResourceVersion: strconv.Itoa(a.version)}
 	var items []wire.Item
-	var size wire.Size
 	for _, object := range a.objects[path] {
 		item, err := format.ItemOf(a.raw(path, object), list.ItemsHaveType)
 		if err != nil {
 			a.t.Error(err)
 		}
 		items = append(items, wire.Item{Raw: item})
-		size.Add(len(item))
 	}
-	var text bytes.Buffer
-	if err := list.Encode(&text, size, raws(items)); err != nil {
+	text, err := (&batch{&wire.List{Header: list, Items: items}, false}).encode()
+	if err != nil {
 		a.t.Error(err)
 	}
-	return http.StatusOK, format.ContentType(), io.NopCloser(&text)
+	return http.StatusOK, format.ContentType(), io.NopCloser(bytes.NewReader(text))
 }
 
 func (a *api) watch(r *http.Request) io.ReadCloser {
@@ -313,7 +311,7 @@ func (r *filterRig) restart() {
 	if err != nil {
 		r.Fatal(err)
 	}
-	r.Proxy = &Proxy{Cloud: r.cloud, Cache: store, Tokens: r.Tokens, Log: logr.Discard(), Recognizer: r.Recognizer}
+	r.Proxy = New(Options{Cloud: r.cloud, Cache: store, Tokens: r.Tokens, Log: logr.Discard(), Recognizer: r.Recognizer})
 	r.start()
 }
 

@@ -18,8 +18,9 @@ import (
 )
 
 const (
-	// maxFollowPause is the longest time between two attempts to read a collection of the hub's own.
-	maxFollowPause = 30 * time.Second
+	// followAgain is the time between two attempts to read a collection of the hub's own. It doubles up to
+	// maxFollowPause.
+	followAgain, maxFollowPause = 500 * time.Millisecond, 30 * time.Second
 	// followFor is how long a watch of the hub's own lasts, in seconds. A random time of up to the same length
 	// is added.
 	followFor = 300
@@ -30,18 +31,24 @@ const (
 // Follow reads a collection as the node, through the proxy itself, and calls r for its changes until ctx is
 // done. It is a filter.Follower. The collection is cached, so that it is available offline.
 func (p *Proxy) Follow(ctx context.Context, c filter.Collection, r filter.Receiver) {
-	(&follower{Proxy: p, caller: identity.OfNode(), collection: c, receiver: r, from: "0"}).run(ctx)
+	(&follower{proxy: p, caller: identity.OfNode(), collection: c, receiver: r, from: "0"}).run(ctx)
+}
+
+// FollowAsPool is like Follow for a collection of the pool: the hub caches it apart from the node's, and always reads
+// its latest state.
+func (p *Proxy) FollowAsPool(ctx context.Context, c filter.Collection, r filter.Receiver) {
+	(&follower{proxy: p, caller: identity.OfPool(), collection: c, receiver: r}).run(ctx)
 }
 
 // run follows the collection until ctx is done.
 func (f *follower) run(ctx context.Context) {
-	for pause := againAfter; ; pause = min(2*pause, maxFollowPause) {
+	for pause := followAgain; ; pause = min(2*pause, maxFollowPause) {
 		began := time.Now()
-		if err := f.Panics.Do("following a collection", func() error { return f.follow(ctx) }); err != nil && ctx.Err() == nil {
+		if err := f.proxy.Panics.Do("following a collection", func() error { return f.follow(ctx) }); err != nil && ctx.Err() == nil {
 			f.receiver.Failed(err)
 		}
 		if time.Since(began) > maxFollowPause {
-			pause = againAfter
+			pause = followAgain
 		}
 		select {
 		case <-ctx.Done():
@@ -53,8 +60,7 @@ func (f *follower) run(ctx context.Context) {
 
 // follower follows one collection.
 type follower struct {
-	*Proxy
-
+	proxy      *Proxy
 	caller     identity.Caller
 	collection filter.Collection
 	receiver   filter.Receiver
@@ -74,7 +80,7 @@ func (f *follower) follow(ctx context.Context) error {
 			f.from = "" // an API server that lags could return an older state
 			return err
 		}
-		if time.Since(began) < againAfter {
+		if time.Since(began) < followAgain {
 			return nil // it would end at once again
 		}
 	}
@@ -85,7 +91,7 @@ func (f *follower) list(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, ownWithin)
 	defer cancel()
 	body := &limited{}
-	a := f.askOwn(ctx, "resourceVersion="+f.from, f.collection.List, body)
+	a := f.ask(ctx, "resourceVersion="+f.from, f.collection.List, body)
 	<-a.done
 	switch {
 	case a.broke, body.tooLarge:
@@ -117,7 +123,7 @@ func (f *follower) watch(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*followFor*time.Second+ownWithin) // the API server ends it earlier
 	from, to := io.Pipe()
 	query := fmt.Sprintf("watch=true&allowWatchBookmarks=true&resourceVersion=%s&timeoutSeconds=%d", f.version, followFor+rand.N(followFor))
-	a := f.askOwn(ctx, query, f.collection.Watch, to)
+	a := f.ask(ctx, query, f.collection.Watch, to)
 	defer func() {
 		cancel()
 		_ = from.Close()
@@ -168,13 +174,18 @@ func (f *follower) watch(ctx context.Context) error {
 	}
 }
 
-// askOwn sends a request to the proxy as the caller, and writes the body of the response to body.
-func (f *follower) askOwn(ctx context.Context, query, accept string, body io.Writer) *ownAnswer {
-	a := &ownAnswer{header: http.Header{}, body: body, begun: make(chan struct{}), done: make(chan struct{})}
+// ask sends a request for the collection.
+func (f *follower) ask(ctx context.Context, query, accept string, body io.Writer) *ownAnswer {
 	if f.collection.Selector != "" {
 		query = f.collection.Selector + "&" + query
 	}
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, f.collection.Path+"?"+query, nil)
+	return f.proxy.askOwn(ctx, f.caller, f.collection.Path+"?"+query, accept, body)
+}
+
+// askOwn sends a request of the hub itself to the proxy as a caller, and writes the body of the response to body.
+func (p *Proxy) askOwn(ctx context.Context, caller identity.Caller, target, accept string, body io.Writer) *ownAnswer {
+	a := &ownAnswer{header: http.Header{}, body: body, begun: make(chan struct{}), done: make(chan struct{})}
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, target, nil)
 	if err != nil {
 		close(a.done)
 		return a
@@ -182,7 +193,7 @@ func (f *follower) askOwn(ctx context.Context, query, accept string, body io.Wri
 	r.Header.Set("Accept", accept)
 	go func() {
 		defer close(a.done)
-		a.broke = f.Panics.Do("a request of the hub itself", func() error { f.answer(a, r, f.caller); return nil }) != nil
+		a.broke = p.Panics.Do("a request of the hub itself", func() error { p.answer(a, r, caller); return nil }) != nil
 	}()
 	return a
 }

@@ -15,6 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
+	"github.com/atoll-k8s/atoll/internal/hub/inventory"
+	"github.com/atoll-k8s/atoll/internal/hub/objects"
+	"github.com/atoll-k8s/atoll/internal/hub/record"
 	"github.com/atoll-k8s/atoll/internal/hub/request"
 	"github.com/atoll-k8s/atoll/internal/hub/table"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
@@ -51,7 +54,7 @@ func (c *call) accepts() []string {
 type form struct {
 	cache.Scope
 
-	head    *head
+	head    *record.Head
 	objects []runtime.Object // the objects of the state that the request reads
 }
 
@@ -62,7 +65,7 @@ func (f *form) isAsLateAs(version string) bool {
 }
 
 // newestForm returns the caller's newest cached state, in any form, that contains the content of a read.
-func (p *Proxy) newestForm(c *call) (*form, error) {
+func (p *reads) newestForm(c *call) (*form, error) {
 	scopes := p.Cache.Scopes()
 	slices.SortStableFunc(scopes, func(a, b cache.Scope) int { return b.Written.Compare(a.Written) })
 	var changed time.Time
@@ -74,16 +77,16 @@ func (p *Proxy) newestForm(c *call) (*form, error) {
 		if isRefused || s.Written.Before(changed) || !c.isPartOf(s.Key) || s.Bytes > maxForm || strings.Contains(s.Key, ";"+tableKind) {
 			continue
 		}
-		h, objects, err := p.keptObjects(s.Key)
+		h, list, err := inventory.Objects(p.Record, s.Key)
 		if err != nil || h.Code != http.StatusOK {
 			continue // the hub does not know the kind, or the object did not exist
 		}
-		objects = slices.DeleteFunc(objects, func(object runtime.Object) bool {
+		list = slices.DeleteFunc(list, func(object runtime.Object) bool {
 			m, err := meta.Accessor(object)
 			return err != nil || c.what.Namespace != "" && m.GetNamespace() != c.what.Namespace || c.what.Name != "" && m.GetName() != c.what.Name
 		})
-		if len(objects) > 0 || c.what.Kind == request.List {
-			return &form{s, h, objects}, nil
+		if len(list) > 0 || c.what.Kind == request.List {
+			return &form{s, h, list}, nil
 		}
 	}
 	return nil, fmt.Errorf("another form: %w", cache.ErrNotFound)
@@ -115,34 +118,35 @@ func (c *call) ofAnyForm() string { return c.caller.Name + "\n" + c.what.Path }
 // fromOtherForm answers a request of a person from a cached state in another form, if the request itself is not
 // cached, or, for a table of pods, if its cached response is older. It returns false if it has not answered the
 // request.
-func (p *Proxy) fromOtherForm(w http.ResponseWriter, c *call, reason error) bool {
+func (p *reads) fromOtherForm(w http.ResponseWriter, c *call, reason error) bool {
 	isTable := c.wantsTable()
 	isJSON := slices.Contains([]string{wire.JSON.ContentType(), "*/*", ""}, c.accepts()[0])
-	if c.what.Resource == "" || c.what.Subresource != "" || !isTable && !isJSON || !p.mayRead(c) || !isAway(reason) {
+	if c.what.Resource == "" || c.what.Subresource != "" || !isTable && !isJSON || !p.limits.isKnown(c) || !isAway(reason) {
 		return false
 	}
+	_, isTopology := filterFor(p.parts, c).(*topology)
 	position := request.PositionOf(c.URL.Query())
-	if position.Continue != "" || position.Exact || !isTable && p.sessionOf(c) != nil {
+	if position.Continue != "" || position.Exact || !isTable && isTopology {
 		return false
 	}
 	var kept time.Time
-	if view, err := p.Cache.Peek(c.key); err == nil {
-		kept = view.Written()
-		_ = view.Close()
+	if state, err := p.Record.Peek(c.key); err == nil {
+		kept = state.Written()
+		_ = state.Close()
 		// The cached table of the cloud may have columns that the hub does not know, and a cached object of a
 		// newer version may have fields that the hub does not know.
-		if isTable && !isPods(c) || isJSON && !c.isForTable {
+		if isTable && !isPods(&c.what) || isJSON && !c.isForTable {
 			return false
 		}
 	}
 	isAnswered := true // also if the request gets no slot
-	p.fromCacheInTurn(w, c, func() {
+	p.limits.fromCacheInTurn(w, c, func() {
 		f, err := p.newestForm(c)
 		if isAnswered = err == nil && f.Key != c.key && f.Written.Sub(kept) > sameAge && f.isAsLateAs(position.ResourceVersion); !isAnswered {
 			return
 		}
 		if err := p.writeForm(w, c, f, isTable); err != nil {
-			p.unavailable(w, c.Request, err)
+			p.errors.unavailable(w, c.Request, err)
 		}
 	})
 	return isAnswered
@@ -150,13 +154,13 @@ func (p *Proxy) fromOtherForm(w http.ResponseWriter, c *call, reason error) bool
 
 func (c *call) included() table.Include { return table.Include(c.URL.Query().Get(includeObject)) }
 
-func isPods(c *call) bool { return c.what.Group == "" && c.what.Resource == "pods" }
+func isPods(what *request.Request) bool { return what.Group == "" && what.Resource == "pods" }
 
 // writeForm answers with a state, as a table or in JSON.
-func (p *Proxy) writeForm(w http.ResponseWriter, c *call, f *form, isTable bool) error {
+func (p *reads) writeForm(w http.ResponseWriter, c *call, f *form, isTable bool) error {
 	for i, object := range f.objects {
-		if pod, is := object.(typed); is && c.isGated() {
-			f.objects[i] = p.shown(pod, pathOf(pod.GetNamespace(), pod.GetName()))
+		if pod, is := object.(objects.Typed); is && c.isGated() {
+			f.objects[i] = p.Writes.Shown(pod)
 		}
 	}
 	var answer any
@@ -170,7 +174,7 @@ func (p *Proxy) writeForm(w http.ResponseWriter, c *call, f *form, isTable bool)
 	case c.what.Kind == request.Get:
 		answer = f.objects[0]
 	default:
-		list, err := f.head.list()
+		list, err := f.head.Header()
 		if err != nil {
 			return err
 		}
@@ -196,7 +200,7 @@ func (p *Proxy) writeForm(w http.ResponseWriter, c *call, f *form, isTable bool)
 
 // podsAsTable answers the node's request for a table of pods. The hub cannot read the table of an API server. So
 // it reads the pods themselves, applies the gate, and prints them.
-func (p *Proxy) podsAsTable(w http.ResponseWriter, c *call) {
+func (p *reads) podsAsTable(w http.ResponseWriter, c *call) {
 	accepts := wire.JSON.ContentType()
 	if f, err := p.newestForm(c); err == nil && c.what.Kind == request.List {
 		if parts := strings.Split(f.Key, "\n"); parts[1] == c.what.Path {
@@ -212,18 +216,14 @@ func (p *Proxy) podsAsTable(w http.ResponseWriter, c *call) {
 	}
 	inner.URL = &url.URL{Path: c.URL.Path, RawQuery: query.Encode()}
 	inner.what = request.Of(inner.Request)
-	inner.key = c.caller.Name + "\n" + inner.what.Scope
+	inner.key = record.KeyOf(c.caller, &inner.what)
 	body := &limited{}
 	answer := &ownAnswer{header: http.Header{}, body: body, begun: make(chan struct{})}
-	if inner.what.Kind == request.List {
-		p.list(answer, inner)
-	} else {
-		p.get(answer, inner)
-	}
+	p.answer(answer, inner)
 	t, err := tableOf(answer, body, c.included())
 	switch {
 	case answer.code == http.StatusOK && err != nil:
-		p.unavailable(w, c.Request, err)
+		p.errors.unavailable(w, c.Request, err)
 	case answer.code != http.StatusOK:
 		answer.header.Del("Content-Length")
 		for name, values := range answer.header {
@@ -266,16 +266,16 @@ func tableOf(answer *ownAnswer, body *limited, include table.Include) ([]byte, e
 	if body.tooLarge {
 		return nil, errTooLarge
 	}
-	object, _, err := codecs.UniversalDeserializer().Decode(body.Bytes(), nil, nil)
+	object, _, err := objects.Codecs.UniversalDeserializer().Decode(body.Bytes(), nil, nil)
 	if err != nil {
 		return nil, err
 	}
-	objects := []runtime.Object{object}
+	list := []runtime.Object{object}
 	var version string
 	switch o := object.(type) {
 	case metav1.ListInterface:
 		version = o.GetResourceVersion()
-		if objects, err = meta.ExtractList(object); err != nil {
+		if list, err = meta.ExtractList(object); err != nil {
 			return nil, err
 		}
 	case metav1.Object:
@@ -283,7 +283,7 @@ func tableOf(answer *ownAnswer, body *limited, include table.Include) ([]byte, e
 	default:
 		return nil, errors.New("the response is not an object")
 	}
-	t, err := table.Of(objects, version, include, time.Now())
+	t, err := table.Of(list, version, include, time.Now())
 	if err != nil {
 		return nil, err
 	}

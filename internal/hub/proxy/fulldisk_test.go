@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/watch"
 
+	"github.com/atoll-k8s/atoll/internal/hub/record"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
@@ -237,7 +238,7 @@ func TestInitialEventsAreStoredCompletelyOrNot(t *testing.T) {
 			n := newNode(t, wire.JSON)
 			var all []*corev1.Pod
 			want := map[string]string{}
-			for i := range maxJobs + 10 {
+			for i := range 1024 + 10 { // more than one scope may have waiting
 				p := pod(fmt.Sprintf("pod-%04d", i), "1", i+1, nil)
 				all = append(all, p)
 				want[p.Name] = "1"
@@ -245,7 +246,7 @@ func TestInitialEventsAreStoredCompletelyOrNot(t *testing.T) {
 			version := len(all) + 1
 			n.answers(version, all...)
 			hangs := make(chan struct{})
-			n.queues.add("node\n"+requestOf(podsOfNode, n.format), 0, func(*state) { <-hangs })
+			n.Record.Keep("node\n"+requestOf(podsOfNode, n.format), 0, func(*record.Job) error { <-hangs; return nil })
 			o := n.open(podsOfNode + streamed)
 			for _, p := range all {
 				o.send(event{watch.Added, p})
@@ -280,8 +281,6 @@ func (o *opened) isRead() { _, _ = o.cloud.Write(nil) } // a pipe: it returns wh
 // isStored waits until nothing waits to be stored.
 func (n *node) isStored() {
 	build.Eventually(n.T, "the queue is empty", func() bool {
-		n.queues.mu.Lock()
-		defer n.queues.mu.Unlock()
-		return len(n.queues.of) == 0
+		return !n.Record.AreBusy(func(string) bool { return true })
 	})
 }

@@ -30,6 +30,7 @@ import (
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
+	"github.com/atoll-k8s/atoll/internal/hub/record"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
@@ -118,7 +119,7 @@ func newNodeOn(t *testing.T, format wire.Format, o cache.Options) *node {
 	t.Helper()
 	n := &node{T: t, cloud: &scripted{}, format: format, scheme: runtime.NewScheme(), dir: t.TempDir()}
 	if o.ShareOf == nil {
-		o.ShareOf = Shares(o.MaxBytes, nil)
+		o.ShareOf = record.Shares(o.MaxBytes, nil)
 	}
 	store, err := cache.Open(n.dir, o)
 	if err != nil {
@@ -133,10 +134,10 @@ func newNodeOn(t *testing.T, format wire.Format, o cache.Options) *node {
 		t.Fatalf("there is no serializer of %s", format)
 	}
 	tokens := identity.NewTokens([]byte("secret"), nil)
-	n.Proxy = &Proxy{
+	n.Proxy = New(Options{
 		Cloud: n.cloud, Cache: store, Tokens: tokens, Log: logr.Discard(),
 		Recognizer: &identity.Recognizer{NodeName: "a", Tokens: tokens, ClientRoots: x509.NewCertPool, Now: time.Now, Renews: func() bool { return true }},
-	}
+	})
 	t.Cleanup(func() {
 		n.Wait()
 		if err := n.Cache.Close(); err != nil {

@@ -22,7 +22,7 @@ func TestHeldPodMissingFromAListIsForgotten(t *testing.T) {
 		t.Helper()
 		n.ask(t.Context(), path)
 		n.Wait()
-		if got := n.Held(); len(got) != want {
+		if got := n.Gate.Held(); len(got) != want {
 			t.Errorf("after %s, held are %v, want %d", path, got, want)
 		}
 	}
@@ -59,6 +59,7 @@ func TestEventOfAHeldPodIsRetriedAndRenewed(t *testing.T) {
 	n.ask(t.Context(), podsOfNode)
 	n.Wait()
 	cloud.fails = false
+	const tellAgain, tellAnew = 10 * time.Second, 30 * time.Minute // of package gate
 	began := time.Now()
 	for _, step := range []struct {
 		after time.Duration
@@ -66,14 +67,14 @@ func TestEventOfAHeldPodIsRetriedAndRenewed(t *testing.T) {
 	}{
 		{0, 0}, {tellAgain + time.Second, 1}, {2 * tellAgain, 1}, {tellAnew - time.Minute, 1}, {tellAnew + time.Minute, 2},
 	} {
-		n.tellDue(t.Context(), began.Add(step.after))
+		n.Gate.TellDue(t.Context(), began.Add(step.after))
 		if got := len(n.cloud.events); got != step.want {
 			t.Errorf("%s after the first attempt, there are %d events, want %d", step.after, got, step.want)
 		}
 	}
 	n.answers(2)
 	n.ask(t.Context(), podsOfNode)
-	n.tellDue(t.Context(), began.Add(time.Hour))
+	n.Gate.TellDue(t.Context(), began.Add(time.Hour))
 	if got := len(n.cloud.events); got != 2 {
 		t.Errorf("of a pod that is gone, there are %d events", got)
 	}
@@ -87,35 +88,14 @@ func TestHeldPodShowsTheLatestReason(t *testing.T) {
 		n.answers(version+1, pod("held", "one", version+1, maps.Clone(labels)))
 		n.ask(t.Context(), podsOfNode)
 		n.Wait()
-		n.tellDue(t.Context(), time.Now().Add(time.Duration(version)*tellAgain))
-		if got := n.Held()[0].Reason; !strings.Contains(got, want) {
+		n.Gate.TellDue(t.Context(), time.Now().Add(time.Duration(version)*10*time.Second))
+		if got := n.Gate.Held()[0].Reason; !strings.Contains(got, want) {
 			t.Errorf("the status says %q, want %s", got, want)
 		}
 		if got := n.cloud.events; len(got) != version+1 || !strings.Contains(got[version].Message, want) {
 			t.Errorf("the events are %+v, want the last of %s", got, want)
 		}
 		labels[gm.BindingPropagationPolicyLabel] = "p"
-	}
-}
-
-func TestReasonChangedDuringAnEventGetsItsOwnEvent(t *testing.T) {
-	n := newNode(t, wire.JSON)
-	labels := map[string]string{gm.RequiredPropagationPolicyLabel: "p", gm.RequiredOverridePolicyLabel: "o"}
-	n.answers(1, pod("held", "one", 1, maps.Clone(labels)))
-	n.ask(t.Context(), podsOfNode)
-	n.Wait()
-	before := n.Held()[0]
-	labels[gm.BindingPropagationPolicyLabel] = "p"
-	n.answers(2, pod("held", "one", 2, labels))
-	n.ask(t.Context(), podsOfNode)
-	n.Wait()
-	for uid := range n.gate.held {
-		n.sendEvent(t.Context(), uid, before) // it has taken until now
-	}
-	n.cloud.events = nil
-	n.tellDue(t.Context(), time.Now().Add(2*tellAgain))
-	if got := n.cloud.events; len(got) != 1 || !strings.Contains(got[0].Message, "OverridePolicy") {
-		t.Errorf("the events are %+v", got)
 	}
 }
 
@@ -130,14 +110,14 @@ func TestOlderListForgetsNoHeldPod(t *testing.T) {
 			n.answers(version)
 			n.ask(t.Context(), podsOfNode+query)
 			n.Wait()
-			if got := n.Held(); len(got) != want {
+			if got := n.Gate.Held(); len(got) != want {
 				t.Errorf("after a list at %d with %q, held are %v", version, query, got)
 			}
 		}
 		n.answers(6)
 		n.ask(t.Context(), podsOfNode+query)
 		n.Wait()
-		if got := n.Held(); len(got) != 0 {
+		if got := n.Gate.Held(); len(got) != 0 {
 			t.Errorf("after a newer list with %q, held are %v", query, got)
 		}
 	}
@@ -151,5 +131,5 @@ func TestInitialEventsForgetDeletedHeldPods(t *testing.T) {
 	o := n.open(podsOfNode + streamed)
 	o.send(event{watch.Added, pod("other", "one", 3, nil)})
 	o.send(endOfInitial("9"))
-	build.Eventually(t, "the pod is forgotten", func() bool { return len(n.Held()) == 0 })
+	build.Eventually(t, "the pod is forgotten", func() bool { return len(n.Gate.Held()) == 0 })
 }

@@ -10,11 +10,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/atoll-k8s/atoll/internal/governance"
+	"github.com/atoll-k8s/atoll/internal/hub/inventory"
+	"github.com/atoll-k8s/atoll/internal/hub/objects"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
 // listed returns the inventory as texts, sorted, after it has checked that each body is the object.
-func (n *node) listed(i *Inventory) (list []string) {
+func (n *node) listed(i *inventory.Inventory) (list []string) {
 	n.Helper()
 	items, err := i.Items()
 	if err != nil {
@@ -25,7 +27,7 @@ func (n *node) listed(i *Inventory) (list []string) {
 		if err != nil {
 			n.Fatalf("%s: %v", item.Ref, err)
 		}
-		object, _, err := codecs.UniversalDeserializer().Decode(body, nil, nil)
+		object, _, err := objects.Codecs.UniversalDeserializer().Decode(body, nil, nil)
 		if err != nil {
 			n.Fatalf("%s: %v", item.Ref, err)
 		}
@@ -58,8 +60,8 @@ func TestInventoryHasTheCloudsLastAnswers(t *testing.T) {
 			n.Proxy.Cloud = cloud
 			asked := false
 			hasSecrets := func() bool { return asked }
-			i := n.NewInventory(hasSecrets)
-			if _, err := n.OwnNode(); err == nil {
+			i := inventory.New(n.Writes, hasSecrets)
+			if _, err := inventory.OwnNode(n.Record, "a"); err == nil {
 				t.Error("there is a Node that nobody has read")
 			}
 			if _, err := i.Items(); err == nil {
@@ -83,7 +85,7 @@ func TestInventoryHasTheCloudsLastAnswers(t *testing.T) {
 			if got := n.listed(i); !slices.Equal(got, want) {
 				t.Errorf("without a change, the inventory is %q, want %q", got, want)
 			}
-			if node, err := n.OwnNode(); err != nil || node.Name != "a" || node.ResourceVersion != "3" {
+			if node, err := inventory.OwnNode(n.Record, "a"); err != nil || node.Name != "a" || node.ResourceVersion != "3" {
 				t.Errorf("the Node is %+v, %v", node, err)
 			}
 			asked = true
@@ -98,27 +100,12 @@ func TestInventoryHasTheCloudsLastAnswers(t *testing.T) {
 			if got, want := n.listed(i), []string{"nodes/a@3", "pods/default/web@7"}; !slices.Equal(got, want) {
 				t.Errorf("after a pod and a ConfigMap are gone, the inventory is %q, want %q", got, want)
 			}
-			if got, want := n.listed(n.NewInventory(hasSecrets)), n.listed(i); !slices.Equal(got, want) {
+			if got, want := n.listed(inventory.New(n.Writes, hasSecrets)), n.listed(i); !slices.Equal(got, want) {
 				t.Errorf("read anew it is %q, want %q", got, want)
 			}
 			if _, err := i.Body(governance.Ref{Resource: "pods", Namespace: "default", Name: "db"}); err == nil {
 				t.Error("a pod that is gone has a body")
 			}
 		})
-	}
-}
-
-// TestInventoryHasTheLease: it is the Lease that the kubelet wrote last, because the kubelet does not read it
-// again.
-func TestInventoryHasTheLease(t *testing.T) {
-	n := newNode(t, wire.JSON)
-	if _, _, err := n.ownLease(); err == nil {
-		t.Error("there is a Lease that nobody has written")
-	}
-	lease := `{"kind":"Lease","apiVersion":"coordination.k8s.io/v1","metadata":{"namespace":"kube-node-lease","name":"a","uid":"1","resourceVersion":"9"}}`
-	n.recent.put("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/a", "application/json", []byte(lease))
-	item, body, err := n.ownLease()
-	if err != nil || item.String() != "leases/kube-node-lease/a" || item.UID != "1" || item.Version != "9" || string(body) != lease {
-		t.Errorf("the Lease is %+v, %s, %v", item, body, err)
 	}
 }

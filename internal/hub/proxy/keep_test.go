@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/watch"
-	kubernetesscheme "k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
 	"github.com/atoll-k8s/atoll/internal/hub/request"
@@ -231,6 +230,7 @@ func TestOnlySuccessMakesATokenKnown(t *testing.T) {
 
 // TestOtherClientsCannotEvictTheNodesCache: with any number of different requests.
 func TestOtherClientsCannotEvictTheNodesCache(t *testing.T) {
+	const maxOthers = 256 // of record.Shares
 	n := newNode(t, wire.JSON)
 	n.answers(1, pod("a", "1", 1, nil))
 	n.ask(t.Context(), podsOfNode)
@@ -297,23 +297,6 @@ func TestIdleWatchIsNotEnded(t *testing.T) {
 	}
 }
 
-func TestCustomResourcesAreRecognizedByTheirGroup(t *testing.T) {
-	builtin := map[string]bool{"apiextensions.k8s.io/v1": true, "apiregistration.k8s.io/v1": true}
-	for _, version := range kubernetesscheme.Scheme.PrioritizedVersionsAllGroups() {
-		builtin[version.String()] = true
-	}
-	for version := range builtin {
-		if isCustom(version) {
-			t.Errorf("%s counts as custom", version)
-		}
-	}
-	for _, version := range []string{"gateway.networking.k8s.io/v1", "snapshot.storage.k8s.io/v1", "policy.networking.k8s.io/v1alpha1", "groupmanagement.kubeedge.io/v1alpha1", "x.example/v1"} {
-		if !isCustom(version) {
-			t.Errorf("%s counts as one of the API server's own", version)
-		}
-	}
-}
-
 // TestRestoredEtcdIsReadAgain: after a restore of the API server's data, all resource versions are older than
 // those in the cache.
 func TestRestoredEtcdIsReadAgain(t *testing.T) {
@@ -359,12 +342,12 @@ func TestRestoredEtcdIsReadAgain(t *testing.T) {
 			synctest.Wait()
 		}
 		more()
-		time.Sleep(restoredAfter / 2)
+		time.Sleep(n.Record.RestoredAfter / 2)
 		more()
 		if got := kept(); got != "default/lost" {
 			t.Errorf("after a moment, kept is %s: an API server may lag", got)
 		}
-		time.Sleep(restoredAfter)
+		time.Sleep(n.Record.RestoredAfter)
 		more()
 		time.Sleep(time.Second) // until the list is there
 		if got := kept(); got != "default/restored" {

@@ -47,7 +47,7 @@ func TestIdentityCannotTakeSlotsOfOthers(t *testing.T) {
 		}
 	}
 	forger := identity.Caller{Name: other.Name, Token: "forged"}
-	in, strange := n.limits().answers, n.limits().strangers
+	in, strange := n.limits.answers, n.limits.strangers
 	for range maxAnswers {
 		if !in.Acquire(t.Context(), greedy.Name) {
 			t.Fatal("there is no slot")
@@ -90,11 +90,11 @@ func TestAcceptedWatchReleasesTheStrangerSlot(t *testing.T) {
 		n.askAs(reader, podsOfNode+"&watch=1&resourceVersion=1")
 	}()
 	build.Eventually(t, "the watch has a slot of streams", func() bool {
-		return n.limits().streams.Taken() == 1 && n.limits().strangers.Taken() == 0
+		return n.limits.streams.Taken() == 1 && n.limits.strangers.Taken() == 0
 	})
 	_ = to.Close()
 	<-ended
-	if n := n.limits().streams.Taken(); n != 0 {
+	if n := n.limits.streams.Taken(); n != 0 {
 		t.Errorf("once it is over, %d places are taken", n)
 	}
 }
@@ -115,7 +115,7 @@ func TestAcceptedTokenReleasesItsWaitingRequests(t *testing.T) {
 		n := newNode(t, wire.JSON)
 		n.answers(1, pod("a", "1", 1, nil))
 		n.Proxy.Cloud = distant{n.cloud}
-		in := n.limits().strangers
+		in := n.limits.strangers
 		from := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil).RemoteAddr
 		for range maxStrange {
 			in.Acquire(t.Context(), from)
@@ -141,7 +141,7 @@ func TestWatchesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t, wire.JSON)
 		n.answers(1, pod("a", "1", 1, nil))
-		in := n.limits().streams
+		in := n.limits.streams
 		for _, who := range []string{reader.Name, "another"} {
 			for range maxStreams {
 				if !in.Acquire(t.Context(), who) {
@@ -158,7 +158,7 @@ func TestWatchesAreBounded(t *testing.T) {
 				if w := n.askAs(reader, podsOfNode+"&watch=1&resourceVersion=1"); w.Code != http.StatusTooManyRequests || time.Since(began) > 0 {
 					t.Errorf("when %s has its places, one more watch, with a new token %t, is answered with %d after %s", who, isNew, w.Code, time.Since(began))
 				}
-				if n.limits().strangers.Taken() > 0 {
+				if n.limits.strangers.Taken() > 0 {
 					t.Error("it has the place of a stranger")
 				}
 			}
@@ -198,7 +198,7 @@ func TestInterruptedRequestsReleaseTheirSlots(t *testing.T) {
 	breaks(podsOfNode)
 	breaks(podsOfNode + "&watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true")
 	for name, in := range map[string]*limits.Requests{
-		"answers": n.limits().answers, "streams": n.limits().streams, "cached": n.limits().cached, "strangers": n.limits().strangers,
+		"answers": n.limits.answers, "streams": n.limits.streams, "cached": n.limits.cached, "strangers": n.limits.strangers,
 	} {
 		if taken := in.Taken(); taken != 0 {
 			t.Errorf("%d slots of %s are taken", taken, name)
@@ -334,7 +334,7 @@ func TestCallerGetsOneCollectionFromTheCacheAtATime(t *testing.T) {
 	}
 	n.Wait()
 	n.cloud.set(true, nil)
-	if !n.limits().cached.Acquire(t.Context(), reader.Name) {
+	if !n.limits.cached.Acquire(t.Context(), reader.Name) {
 		t.Fatal("there is no slot")
 	}
 	within = 100 * time.Millisecond
@@ -347,7 +347,7 @@ func TestCallerGetsOneCollectionFromTheCacheAtATime(t *testing.T) {
 	if code, answered := ask(identity.OfNode(), ""); code != http.StatusOK || !answered {
 		t.Errorf("the node has to wait: %d", code)
 	}
-	n.limits().cached.Release(reader.Name)
+	n.limits.cached.Release(reader.Name)
 	if code, answered := ask(reader, ""); code != http.StatusOK || !answered {
 		t.Errorf("once the first is over, the answer is %d", code)
 	}
@@ -378,7 +378,7 @@ func TestFilteredListsInMemoryAreBounded(t *testing.T) {
 			n.askAs(caller, podsOfNode)
 			n.Wait()
 		}
-		in := n.limits().filtered
+		in := n.limits.filtered
 		take := func(who string) {
 			t.Helper()
 			if !in.Acquire(t.Context(), who) {

@@ -15,12 +15,12 @@ import (
 
 // isOwnLog reports whether the node reads the log of a pod. API servers do not allow that, so the hub requests
 // the log from the kubelet.
-func (p *Proxy) isOwnLog(c *call) bool {
-	return p.Kubelet != nil && c.caller.IsNode && c.Method == http.MethodGet && c.what.Resource == "pods" && c.what.Subresource == "log"
+func isOwnLog(k *kubelet.Kubelet, c *call) bool {
+	return k != nil && c.caller.IsNode && c.Method == http.MethodGet && c.what.Resource == "pods" && c.what.Subresource == "log"
 }
 
-// log answers with the log of a pod from the kubelet.
-func (p *Proxy) log(w http.ResponseWriter, c *call) {
+// ownLog answers with the log of a pod from the kubelet.
+func ownLog(p *parts, w http.ResponseWriter, c *call) {
 	(&httputil.ReverseProxy{
 		Rewrite: func(*httputil.ProxyRequest) {},
 		Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
@@ -32,20 +32,20 @@ func (p *Proxy) log(w http.ResponseWriter, c *call) {
 			reason := map[int]metav1.StatusReason{
 				http.StatusNotFound: metav1.StatusReasonNotFound, http.StatusBadRequest: metav1.StatusReasonBadRequest, http.StatusServiceUnavailable: metav1.StatusReasonServiceUnavailable,
 			}[code]
-			p.refuse(w, r, code, reason, text)
+			p.errors.refuse(w, r, code, reason, text)
 		},
 	}).ServeHTTP(w, c.Request)
 }
 
 // ofHub answers a review of the kubelet that is about the hub itself. It returns false for all other reviews;
 // their body can then be read again.
-func (p *Proxy) ofHub(w http.ResponseWriter, c *call) bool {
+func ofHub(p *parts, w http.ResponseWriter, c *call) bool {
 	if p.Kubelet == nil || !c.caller.IsNode || c.what.Resource != "tokenreviews" && c.what.Resource != "subjectaccessreviews" {
 		return false
 	}
 	question, err := io.ReadAll(http.MaxBytesReader(w, c.Body, maxQuestion))
 	if err != nil {
-		p.refuseQuestion(w, c, err)
+		p.errors.refuseQuestion(w, c, err)
 		return true
 	}
 	c.Body = io.NopCloser(bytes.NewReader(question))
@@ -55,7 +55,7 @@ func (p *Proxy) ofHub(w http.ResponseWriter, c *call) bool {
 	}
 	body, err := json.Marshal(review)
 	if err != nil {
-		p.unavailable(w, c.Request, err)
+		p.errors.unavailable(w, c.Request, err)
 		return true
 	}
 	p.metrics.request(c.what.Kind, fromHub)

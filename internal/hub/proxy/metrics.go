@@ -18,17 +18,15 @@ const (
 	fromHub     = "hub"     // the hub's own response, for example a rejection
 )
 
-// metrics are the metrics of a Proxy. nil counts nothing.
+// metrics are the metrics of a Proxy.
 type metrics struct {
 	requests *prometheus.CounterVec
 	answers  *prometheus.CounterVec
 	held     *prometheus.CounterVec
 }
 
-// Register registers the metrics of the proxy, and of its cache and journal. It must be called before the first
-// request, and at most once.
-func (p *Proxy) Register(registry prometheus.Registerer) error {
-	m := &metrics{
+func newMetrics() *metrics {
+	return &metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: "atoll", Subsystem: "hub", Name: "requests_total",
 			Help: "Requests of clients of the node, by verb (get, list, watch, write, stream) and source of the response: the cloud, the cache, the journal (a journaled write), or the hub itself.",
@@ -42,6 +40,10 @@ func (p *Proxy) Register(registry prometheus.Registerer) error {
 			Help: "Versions of pods that the hub did not deliver to the node because of a required policy, by verdict: Hold (the node does not get the pod) or Freeze (the node keeps its earlier version).",
 		}, []string{"verdict"}),
 	}
+}
+
+// Register registers the metrics of the proxy, and of its cache and journal.
+func (p *Proxy) Register(registry prometheus.Registerer) error {
 	scopes := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Namespace: "atoll", Subsystem: "hub", Name: "cache_scopes",
 		Help: "Scopes in the cache: requests without their position, with their caller.",
@@ -59,7 +61,7 @@ func (p *Proxy) Register(registry prometheus.Registerer) error {
 	waiting := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Namespace: "atoll", Subsystem: "hub", Name: "held_pods",
 		Help: "Pods that the hub holds back from the node at the moment, because a policy that they require is not bound.",
-	}, func() float64 { return float64(len(p.Held())) })
+	}, func() float64 { return float64(len(p.Gate.Held())) })
 	written := prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Namespace: "atoll", Subsystem: "hub", Name: "cache_written_bytes_total",
 		Help: "Bytes that were written to disk for the cache.",
@@ -74,39 +76,38 @@ func (p *Proxy) Register(registry prometheus.Registerer) error {
 		_, syncs := p.Cache.Written()
 		return float64(syncs)
 	})
-	for _, c := range append(p.journalMetrics(), m.requests, m.answers, m.held, scopes, size, waiting, written, syncs) {
+	for _, c := range append(journalMetrics(p.Journal), p.metrics.requests, p.metrics.answers, p.metrics.held, scopes, size, waiting, written, syncs) {
 		if err := registry.Register(c); err != nil {
 			return err
 		}
 	}
-	p.metrics = m
 	return nil
 }
 
 // journalMetrics returns the metrics of the journal of writes.
-func (p *Proxy) journalMetrics() []prometheus.Collector {
-	if p.Journal == nil {
+func journalMetrics(j *journal.Journal) []prometheus.Collector {
+	if j == nil {
 		return nil
 	}
 	waiting := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Namespace: "atoll", Subsystem: "hub", Name: "kept_writes",
 		Help: "Journaled writes of the node, which wait until they can be sent to the cloud.",
-	}, func() float64 { return float64(p.Journal.Summary().Waiting) })
+	}, func() float64 { return float64(j.Summary().Waiting) })
 	size := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Namespace: "atoll", Subsystem: "hub", Name: "kept_writes_bytes",
 		Help: "Size of the journaled writes, in bytes.",
-	}, func() float64 { return float64(p.Journal.Summary().Bytes) })
+	}, func() float64 { return float64(j.Summary().Bytes) })
 	since := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Namespace: "atoll", Subsystem: "hub", Name: "kept_writes_oldest_timestamp_seconds",
 		Help: "Time of the oldest journaled write, in seconds since 1970; 0 if there is none.",
 	}, func() float64 {
-		if s := p.Journal.Summary(); s.Waiting > 0 {
+		if s := j.Summary(); s.Waiting > 0 {
 			return float64(s.Since.Unix())
 		}
 		return 0
 	})
 	count := func(o journal.Outcome) func() float64 {
-		return func() float64 { return float64(p.Journal.Summary().Outcomes[o]) }
+		return func() float64 { return float64(j.Summary().Outcomes[o]) }
 	}
 	replayed := prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Namespace: "atoll", Subsystem: "hub", Name: "kept_writes_replayed_total",
@@ -128,25 +129,14 @@ func (p *Proxy) journalMetrics() []prometheus.Collector {
 }
 
 func (m *metrics) request(kind request.Kind, from string) {
-	if m != nil {
-		m.requests.WithLabelValues(string(kind), from).Inc()
-	}
+	m.requests.WithLabelValues(string(kind), from).Inc()
 }
 
 // answer counts a response of the cloud to the node.
 func (m *metrics) answer(code int) {
-	if m == nil {
-		return
-	}
 	label := "other"
 	if http.StatusText(code) != "" {
 		label = strconv.Itoa(code)
 	}
 	m.answers.WithLabelValues(label).Inc()
-}
-
-func (m *metrics) verdict(v string) {
-	if m != nil {
-		m.held.WithLabelValues(v).Inc()
-	}
 }

@@ -21,18 +21,19 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/panics"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
+	"github.com/atoll-k8s/atoll/internal/testing/faultydisk"
 )
 
 // TestPanicWhileStoringAnAnswerCausesANewList: that answer is not stored.
 func TestPanicWhileStoringAnAnswerCausesANewList(t *testing.T) {
 	var armed atomic.Bool
-	n := newNodeOn(t, wire.JSON, cache.Options{Fail: func(op string) error {
+	n := newNodeOn(t, wire.JSON, cache.Options{Wrap: faultydisk.Of(func(op string) error {
 		if op == "write" && armed.CompareAndSwap(true, false) {
 			panic("it breaks")
 		}
 		return nil
-	}})
-	n.Panics = panics.New(logr.Discard())
+	})})
+	n.catchPanics()
 	n.answers(1, pod("a", "1", 1, nil))
 	n.ask(t.Context(), podsOfNode)
 	n.Wait()
@@ -76,7 +77,7 @@ func (b *breaking) RoundTrip(r *http.Request, asNode bool) (*http.Response, erro
 // TestPanicInAKeptWriteDelaysNoOtherWrite: that write is lost.
 func TestPanicInAKeptWriteDelaysNoOtherWrite(t *testing.T) {
 	e := newEdge(t, wire.JSON)
-	e.Panics = panics.New(logr.Discard())
+	e.catchPanics()
 	e.Replay.Panics = e.Panics
 	e.Proxy.Cloud = &breaking{Cloud: e.server, at: func(r *http.Request) bool {
 		return strings.HasSuffix(r.URL.Path, "/breaks") && r.Method == http.MethodPut
@@ -95,7 +96,7 @@ func TestPanicInAKeptWriteDelaysNoOtherWrite(t *testing.T) {
 
 func TestPanicInTheHubsListIsRetried(t *testing.T) {
 	n := newNode(t, wire.JSON)
-	n.Panics = panics.New(logr.Discard())
+	n.catchPanics()
 	n.answers(10, pod("a", "1", 8, nil))
 	var lists atomic.Int64
 	n.Proxy.Cloud = &breaking{Cloud: n.cloud, at: func(r *http.Request) bool { return r.URL.Query().Get("watch") == "" && lists.Add(1) == 1 }}
@@ -136,7 +137,7 @@ func (r *breakingReceiver) Failed(err error) {
 func TestPanicInAFollowedCollectionCausesANewList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t, wire.JSON)
-		n.Panics = panics.New(logr.Discard())
+		n.catchPanics()
 		n.answers(1)
 		requests := 0
 		n.Proxy.Cloud = &breaking{Cloud: n.cloud, at: func(*http.Request) bool { requests++; return requests == 1 }}
@@ -155,7 +156,7 @@ func TestPanicInAFollowedCollectionCausesANewList(t *testing.T) {
 // TestPanicInARequestEndsItsAnswerOnly: it is counted.
 func TestPanicInARequestEndsItsAnswerOnly(t *testing.T) {
 	n := newNode(t, wire.JSON)
-	n.Panics = panics.New(logr.Discard())
+	n.catchPanics()
 	n.answers(1, pod("a", "1", 1, nil))
 	n.Proxy.Cloud = &breaking{Cloud: n.cloud, at: func(r *http.Request) bool { return r.URL.Path == "/breaks" }}
 	ask := func(path string) (ended any) {
@@ -194,7 +195,7 @@ func TestPanicWhileFormsAreComparedEndsTheWatch(t *testing.T) {
 	r.listed(kubeProxy)
 	r.stop()
 	r.node.Wait()
-	r.Panics = panics.New(logr.Discard())
+	r.catchPanics()
 	r.wrap = func(f filter.Filter) filter.Filter { return &breakingFilter{Filter: f} }
 	r.start()
 	w := r.follow("resourceVersion=1", nil)
@@ -202,4 +203,10 @@ func TestPanicWhileFormsAreComparedEndsTheWatch(t *testing.T) {
 	if got := r.Panics.Caught(); got != 1 {
 		t.Errorf("%d panics were caught", got)
 	}
+}
+
+// catchPanics lets the proxy recover from panics, as in a hub.
+func (n *node) catchPanics() {
+	caught := panics.New(logr.Discard())
+	n.Panics, n.Record.Panics, n.Gate.Panics = caught, caught, caught
 }

@@ -16,6 +16,8 @@ import (
 	"github.com/atoll-k8s/atoll/internal/governance"
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
+	"github.com/atoll-k8s/atoll/internal/hub/inventory"
+	"github.com/atoll-k8s/atoll/internal/hub/record"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
@@ -78,7 +80,7 @@ func (c *watchable) event(path, event string) {
 }
 
 // expectPool waits until the inventory of the pool has these names, and each body is an object of its kind.
-func (n *node) expectPool(i *PoolInventory, want ...string) {
+func (n *node) expectPool(i *inventory.PoolInventory, want ...string) {
 	n.Helper()
 	time.Sleep(5 * time.Second)
 	items, err := i.Items()
@@ -104,7 +106,7 @@ func (n *node) kept() (ofPool, ofNode int) {
 	n.Wait()
 	for _, s := range n.Cache.Scopes() {
 		switch {
-		case isOfNode(s.Key):
+		case record.IsOfNode(s.Key):
 			ofNode++
 		case strings.HasPrefix(s.Key, identity.OfPool().Name+"\n"):
 			ofPool++
@@ -125,7 +127,7 @@ func TestPoolInventoryExistsWhileTheHubFollowsThePool(t *testing.T) {
 		if ofPool, ofNode := n.kept(); ofPool != 1 || ofNode != 1 {
 			t.Fatalf("%d scopes of the pool and %d of the node are kept", ofPool, ofNode)
 		}
-		i := n.NewPoolInventory(edgePool)
+		i := inventory.NewPool(n.Writes, edgePool, n.FollowAsPool)
 		if ofPool, _ := n.kept(); ofPool != 0 {
 			t.Error("what an earlier process has kept is still there")
 		}
@@ -168,7 +170,7 @@ func TestUnreadablePoolObjectsGiveNoInventory(t *testing.T) {
 				n.Proxy.Cloud = cloud
 				n.ask(t.Context(), "/api/v1/namespaces")
 				tc.change(cloud)
-				i := n.NewPoolInventory(edgePool)
+				i := inventory.NewPool(n.Writes, edgePool, n.FollowAsPool)
 				ctx, cancel := context.WithCancel(t.Context())
 				ended := make(chan struct{})
 				go func() {

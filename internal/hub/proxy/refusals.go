@@ -1,10 +1,11 @@
 package proxy
 
 import (
-	"sync"
 	"time"
 
 	"k8s.io/utils/lru"
+
+	"github.com/atoll-k8s/atoll/internal/hub/record"
 )
 
 // refusedFor is how long the cloud must refuse a request of the node before its cached answer is removed. An
@@ -15,16 +16,10 @@ const refusedFor = 5 * time.Minute
 
 // refusals has the time of the first 403, by scope, and by caller and path (see ofAnyForm). Proxy.changed uses the
 // same type for other times.
-type refusals struct {
-	once sync.Once
-	of   *lru.Cache // of time.Time
-}
+type refusals struct{ since *lru.Cache } // of time.Time
 
-// since returns the times. If one is lost because there are too many, a cached answer is used for longer.
-func (r *refusals) since() *lru.Cache {
-	r.once.Do(func() { r.of = lru.New(maxScopes) })
-	return r.of
-}
+// newRefusals returns refusals. If a time is lost because there are too many, a cached answer is used for longer.
+func newRefusals() *refusals { return &refusals{lru.New(record.MaxScopes)} }
 
 // isLasting records a refusal, and returns whether the scope was refused for refusedFor without a success in
 // between.
@@ -40,11 +35,11 @@ func (r *refusals) isLasting(key string) bool {
 }
 
 // note records the current time for a key.
-func (r *refusals) note(key string) { r.since().Add(key, time.Now()) }
+func (r *refusals) note(key string) { r.since.Add(key, time.Now()) }
 
 // noted returns the recorded time of a key; zero if there is none.
 func (r *refusals) noted(key string) time.Time {
-	value, _ := r.since().Get(key)
+	value, _ := r.since.Get(key)
 	since, _ := value.(time.Time)
 	return since
 }
@@ -53,4 +48,4 @@ func (r *refusals) noted(key string) time.Time {
 func (r *refusals) isNoted(key string) bool { return !r.noted(key).IsZero() }
 
 // end records that the cloud answers a scope.
-func (r *refusals) end(key string) { r.since().Remove(key) }
+func (r *refusals) end(key string) { r.since.Remove(key) }

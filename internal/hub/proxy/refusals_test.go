@@ -11,6 +11,7 @@ import (
 
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
+	"github.com/atoll-k8s/atoll/internal/hub/record"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
@@ -82,18 +83,18 @@ func TestNodesCacheSurvivesShortRefusals(t *testing.T) {
 // TestRememberedRefusalsAreBounded: the oldest are forgotten.
 func TestRememberedRefusalsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var r refusals
-		for i := range 2 * maxScopes {
+		r := newRefusals()
+		for i := range 2 * record.MaxScopes {
 			if r.isLasting(fmt.Sprint(i)) {
 				t.Fatalf("refusal %d is lasting", i)
 			}
 			time.Sleep(time.Millisecond)
 		}
-		if n := r.since().Len(); n != maxScopes {
+		if n := r.since.Len(); n != record.MaxScopes {
 			t.Errorf("%d are remembered", n)
 		}
 		time.Sleep(refusedFor)
-		if !r.isLasting(fmt.Sprint(2*maxScopes - 1)) {
+		if !r.isLasting(fmt.Sprint(2*record.MaxScopes - 1)) {
 			t.Error("the last one is forgotten")
 		}
 		if r.isLasting("0") {
@@ -106,7 +107,7 @@ func TestRememberedRefusalsAreBounded(t *testing.T) {
 // offline then.
 func TestClientsOfServicesSurviveShortRefusals(t *testing.T) {
 	const user = "system:serviceaccount:kube-system:kube-proxy"
-	n := newNodeOn(t, wire.JSON, cache.Options{ShareOf: Shares(1<<20, []string{user})})
+	n := newNodeOn(t, wire.JSON, cache.Options{ShareOf: record.Shares(1<<20, []string{user})})
 	client := identity.Caller{Name: "subject:https://issuer#" + user, Token: "x"}
 	n.cloud.set(false, func(*http.Request) (int, string, io.ReadCloser) {
 		return http.StatusOK, "application/json", io.NopCloser(strings.NewReader(`{"kind":"ServiceList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[]}`))

@@ -6,26 +6,21 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"hash"
 	"io"
 	"net/http"
-	"os"
 	"strings"
 	"sync"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
+	"github.com/atoll-k8s/atoll/internal/hub/objects"
+	"github.com/atoll-k8s/atoll/internal/hub/record"
 	"github.com/atoll-k8s/atoll/internal/hub/request"
 )
-
-// repeatablePrefix distinguishes the scopes of isRepeatable requests from those of reads, which begin with a
-// path.
-const repeatablePrefix = "POST "
 
 // tokenSubresource is the subresource of a ServiceAccount that creates a token.
 const tokenSubresource = "token"
@@ -57,33 +52,36 @@ func isRepeatable(method string, q *request.Request) bool {
 	}
 }
 
-// repeat answers an isRepeatable request. While offline, it returns the cached answer to the same request. A
+// questions answers isRepeatable requests.
+type questions struct{ *parts }
+
+// answer answers an isRepeatable request. While offline, it returns the cached answer to the same request. A
 // token in it may have expired; the hub still accepts it.
-func (p *Proxy) repeat(w http.ResponseWriter, c *call) {
+func (p *questions) answer(w http.ResponseWriter, c *call) {
 	if c.ContentLength > maxQuestion {
-		p.refuseQuestion(w, c, &http.MaxBytesError{Limit: maxQuestion})
+		p.errors.refuseQuestion(w, c, &http.MaxBytesError{Limit: maxQuestion})
 		return
 	}
-	if p.ofHub(w, c) {
+	if ofHub(p.parts, w, c) {
 		return
 	}
 	q, done := p.question(w, c)
 	defer done()
-	response, err := p.send(c, c.Request) // not repeated: it is a POST
+	response, err := p.sender.send(c, c.Request) // not repeated: it is a POST
 	if err != nil {
 		failed := q.failure()
-		if failed == nil && p.mayRead(c) { // otherwise there is no cached answer
+		if failed == nil && p.limits.isKnown(c) { // otherwise there is no cached answer
 			c.key, failed = q.key(c)
 		}
 		if failed != nil {
-			p.refuseQuestion(w, c, failed)
+			p.errors.refuseQuestion(w, c, failed)
 			return
 		}
-		p.documentFromCache(w, c, err)
+		documentFromCache(p.parts, w, c, err)
 		return
 	}
 	defer response.Body.Close()
-	answer := &buffer{limit: p.bytesOf(c)}
+	answer := &buffer{limit: p.Record.Waiting(c.caller.Name + "\n")}
 	passInto(w, response, answer)
 	queued := false
 	defer func() {
@@ -102,20 +100,20 @@ func (p *Proxy) repeat(w http.ResponseWriter, c *call) {
 	switch response.StatusCode {
 	case http.StatusOK, http.StatusCreated:
 		if c.isDenied(answer) {
-			p.drop(c)
+			drop(p.parts, c)
 			return
 		}
 		p.acceptMinted(c, q, response, answer)
 		p.refusals.end(c.key)
-		queued = p.keep(c, func(s *state) error {
+		queued = p.Record.Keep(c.key, 0, func(j *record.Job) error {
 			defer answer.release()
 			if answer.tooLarge {
 				return cache.ErrTooLarge
 			}
-			return p.storeDocument(s, c, &head{Code: response.StatusCode, ContentType: response.Header.Get("Content-Type")}, answer.body)
+			return j.Document(record.HeadOf(response), answer.body)
 		})
 	case http.StatusForbidden, http.StatusNotFound:
-		p.drop(c)
+		drop(p.parts, c)
 	}
 }
 
@@ -125,7 +123,7 @@ func (c *call) isDenied(answer *buffer) bool {
 	if c.what.Subresource == tokenSubresource || answer.tooLarge {
 		return false
 	}
-	object, _, err := codecs.UniversalDeserializer().Decode(answer.body, nil, nil)
+	object, _, err := objects.Codecs.UniversalDeserializer().Decode(answer.body, nil, nil)
 	if err != nil {
 		return false
 	}
@@ -146,29 +144,16 @@ func (c *call) isDenied(answer *buffer) bool {
 // acceptMinted records a token that the API server has just issued for itself as the audience: the token may
 // not have been used yet when the cloud becomes unreachable. A request without an audience is for a token for
 // the API server.
-func (p *Proxy) acceptMinted(c *call, q *question, response *http.Response, answer *buffer) {
+func (p *questions) acceptMinted(c *call, q *question, response *http.Response, answer *buffer) {
 	if c.what.Subresource != tokenSubresource || response.StatusCode != http.StatusCreated || answer.tooLarge {
 		return
 	}
-	asked, _, err := codecs.UniversalDeserializer().Decode(q.text(), nil, nil)
+	asked, _, err := objects.Codecs.UniversalDeserializer().Decode(q.text(), nil, nil)
 	request, isRequest := asked.(*authenticationv1.TokenRequest)
-	made, _, errMade := codecs.UniversalDeserializer().Decode(answer.body, nil, nil)
+	made, _, errMade := objects.Codecs.UniversalDeserializer().Decode(answer.body, nil, nil)
 	token, isToken := made.(*authenticationv1.TokenRequest)
 	if err == nil && errMade == nil && isRequest && isToken && len(request.Spec.Audiences) == 0 && token.Status.Token != "" {
 		p.Tokens.Accepted(token.Status.Token, time.Now())
-	}
-}
-
-// refuseQuestion rejects a request whose body could not be read completely.
-func (p *Proxy) refuseQuestion(w http.ResponseWriter, c *call, err error) {
-	tooLarge := (*http.MaxBytesError)(nil)
-	switch {
-	case errors.As(err, &tooLarge):
-		p.refuse(w, c.Request, http.StatusRequestEntityTooLarge, metav1.StatusReasonRequestEntityTooLarge, fmt.Sprintf("the body has more than %d bytes", tooLarge.Limit))
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		p.refuse(w, c.Request, http.StatusRequestTimeout, metav1.StatusReasonTimeout, fmt.Sprintf("the body did not arrive within %s", questionWithin))
-	default:
-		panic(http.ErrAbortHandler) // the client has disconnected
 	}
 }
 
@@ -189,7 +174,7 @@ type question struct {
 }
 
 // question makes the body of a request a question. Call done when the request is answered.
-func (p *Proxy) question(w http.ResponseWriter, c *call) (q *question, done func()) {
+func (p *questions) question(w http.ResponseWriter, c *call) (q *question, done func()) {
 	ctx, cancel := context.WithCancelCause(c.Context())
 	controller := http.NewResponseController(w)
 	_ = controller.SetReadDeadline(time.Now().Add(cmp.Or(p.slowAfter, questionWithin)))
@@ -268,5 +253,5 @@ func (q *question) key(c *call) (string, error) {
 	if !errors.Is(q.err, io.EOF) {
 		return "", q.err
 	}
-	return strings.Join([]string{c.caller.Name, repeatablePrefix + c.URL.RequestURI(), c.Header.Get("Content-Type"), c.Header.Get("Accept"), hex.EncodeToString(q.sum.Sum(nil))}, "\n"), nil
+	return strings.Join([]string{c.caller.Name, record.QuestionPrefix + c.URL.RequestURI(), c.Header.Get("Content-Type"), c.Header.Get("Accept"), hex.EncodeToString(q.sum.Sum(nil))}, "\n"), nil
 }

@@ -256,7 +256,7 @@ func TestReviewsOfInventedTokensEvictNothing(t *testing.T) {
 	}
 	n.post(tokenPath, askToken("[]"))
 	n.post(path, review("good"))
-	for i := range maxReviews + 10 {
+	for i := range 500 + 10 {
 		n.post(path, review(fmt.Sprint("invented-", i)))
 	}
 	cloud.offline.Store(true)
@@ -296,7 +296,7 @@ func TestDeniedReviewsAreNotKept(t *testing.T) {
 	}}
 	n.post(reviewsPath, `{"a":1}`)
 	allowed = false
-	for i := range maxReviews + 10 {
+	for i := range 500 + 10 {
 		n.post(reviewsPath, fmt.Sprintf(`{"b":%d}`, i))
 	}
 	if got := len(n.Cache.Scopes()); got != 1 {

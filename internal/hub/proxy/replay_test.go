@@ -23,6 +23,8 @@ import (
 
 	"github.com/atoll-k8s/atoll/internal/hub/filter"
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
+	"github.com/atoll-k8s/atoll/internal/hub/objects"
+	"github.com/atoll-k8s/atoll/internal/hub/ownwrites"
 	"github.com/atoll-k8s/atoll/internal/hub/replay"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
@@ -69,7 +71,7 @@ func TestWriteThatCannotBeStoredIsRefused(t *testing.T) {
 		"an event that is a pod":         {http.MethodPost, eventsPath, "application/json", pod, 503},
 		"an invalid object":              {http.MethodPost, eventsPath, "application/json", []byte("x"), 503},
 		"an unknown form":                {http.MethodPost, eventsPath, "text/plain", event, 503},
-		"a write that is too large":      {http.MethodPost, eventsPath, "application/json", append(event[:len(event)-1], []byte(strings.Repeat(" ", maxWrite)+"}")...), 503},
+		"a write that is too large":      {http.MethodPost, eventsPath, "application/json", append(event[:len(event)-1], []byte(strings.Repeat(" ", ownwrites.MaxBody)+"}")...), 503},
 		"all events":                     {http.MethodDelete, eventsPath, "application/json", nil, 503},
 		"a ConfigMap":                    {http.MethodPost, "/api/v1/namespaces/default/configmaps", "application/json", []byte(`{"metadata":{"name":"x"}}`), 503},
 	} {
@@ -254,15 +256,15 @@ func TestRepeatedReplayIsHarmless(t *testing.T) {
 	kept := e.Journal.Entries()
 	e.comeBack()
 	text := func() string {
-		objects := map[string]any{}
+		all := map[string]any{}
 		e.server.lock(func() {
 			for path, o := range e.server.objects {
-				o, _ := o.DeepCopyObject().(typed)
+				o, _ := o.DeepCopyObject().(objects.Typed)
 				o.SetResourceVersion("")
-				objects[path] = o
+				all[path] = o
 			}
 		})
-		raw, err := json.Marshal(objects)
+		raw, err := json.Marshal(all)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/atoll-k8s/atoll/internal/governance"
+	"github.com/atoll-k8s/atoll/internal/hub/inventory"
 	"github.com/atoll-k8s/atoll/internal/hub/replay"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
@@ -18,7 +19,7 @@ func TestReportHasHeartbeatAndChangedPodStatuses(t *testing.T) {
 	for _, format := range []wire.Format{wire.JSON, wire.Protobuf} {
 		t.Run(format.String(), func(t *testing.T) {
 			e := newEdge(t, format)
-			i := e.NewInventory(func() bool { return false })
+			i := inventory.New(e.Writes, func() bool { return false })
 			report := func() (*governance.Report, *governance.Statuses) {
 				t.Helper()
 				if _, err := i.Items(); err != nil {
@@ -89,7 +90,7 @@ func TestStatusOfAnEarlierPodIsNotReported(t *testing.T) {
 	e.ask(t.Context(), podsOfNode)
 	e.Wait()
 	e.server.lock(func() { e.server.offline = true })
-	i := e.NewInventory(func() bool { return false })
+	i := inventory.New(e.Writes, func() bool { return false })
 	if _, err := i.Items(); err != nil {
 		t.Fatal(err)
 	}

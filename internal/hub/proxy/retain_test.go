@@ -21,6 +21,9 @@ import (
 
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
+	"github.com/atoll-k8s/atoll/internal/hub/inventory"
+	"github.com/atoll-k8s/atoll/internal/hub/objects"
+	"github.com/atoll-k8s/atoll/internal/hub/record"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
@@ -60,7 +63,7 @@ func (a *answering) RoundTrip(r *http.Request, _ bool) (*http.Response, error) {
 		version = storagev1.SchemeGroupVersion
 	}
 	var body bytes.Buffer
-	if err := codecs.EncoderForVersion(a.node.info.Serializer, version).Encode(object, &body); err != nil {
+	if err := objects.Codecs.EncoderForVersion(a.node.info.Serializer, version).Encode(object, &body); err != nil {
 		return nil, err
 	}
 	answer.Body = io.NopCloser(&body)
@@ -153,7 +156,7 @@ func TestObjectsOfAPodAreKeptUntilThePodIsGone(t *testing.T) {
 				t.Fatalf("kept are %d scopes, want %d: %q", len(all), wantAll, all)
 			}
 			retain := func(before time.Time) []string {
-				if err := n.retain(before); err != nil {
+				if err := inventory.RetainSince(n.Record, "a", before); err != nil {
 					t.Fatal(err)
 				}
 				n.Wait()
@@ -182,7 +185,7 @@ func TestObjectsOfAPodAreKeptUntilThePodIsGone(t *testing.T) {
 // them.
 func TestOtherCallersCannotEvictWhatTheNodeReads(t *testing.T) {
 	const most = 1 << 20
-	n := newNodeOn(t, wire.JSON, cache.Options{MaxBytes: most, ShareOf: Shares(most, []string{"system:serviceaccount:kube-system:kube-proxy"})})
+	n := newNodeOn(t, wire.JSON, cache.Options{MaxBytes: most, ShareOf: record.Shares(most, []string{"system:serviceaccount:kube-system:kube-proxy"})})
 	n.answers(1, pod("a", "1", 1, nil))
 	n.ask(t.Context(), podsOfNode)
 	large := strings.Repeat("x", 100<<10)
@@ -197,7 +200,7 @@ func TestOtherCallersCannotEvictWhatTheNodeReads(t *testing.T) {
 	of := func() (node, proxy, others int) {
 		for _, s := range n.Cache.Scopes() {
 			switch {
-			case isOfNode(s.Key):
+			case record.IsOfNode(s.Key):
 				node++
 			case strings.Contains(s.Key, "kube-proxy"):
 				proxy++
@@ -242,7 +245,7 @@ func TestObjectsAreKeptForPodsOfTheNewestListOnly(t *testing.T) {
 	n.accepting(identity.OfNode(), "application/json", secret)
 	n.accepting(identity.OfNode(), "application/json", claim)
 	list("application/json")
-	if err := n.retain(time.Now().Add(time.Hour)); err != nil {
+	if err := inventory.RetainSince(n.Record, "a", time.Now().Add(time.Hour)); err != nil {
 		t.Fatal(err)
 	}
 	for _, path := range n.pathsOf() {

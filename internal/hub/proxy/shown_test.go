@@ -13,6 +13,7 @@ import (
 	apiwatch "k8s.io/apimachinery/pkg/watch"
 
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
+	"github.com/atoll-k8s/atoll/internal/hub/ownwrites"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
 
@@ -24,7 +25,7 @@ func TestEndedPodsReadAsEndedOffline(t *testing.T) {
 			t.Run(format.String()+" "+string(phase), func(t *testing.T) {
 				e := newEdge(t, format)
 				read := func() *corev1.Pod {
-					return answered[*corev1.Pod](e, e.ask(t.Context(), ownPodPath), http.StatusOK, podKind)
+					return answered[*corev1.Pod](e, e.ask(t.Context(), ownPodPath), http.StatusOK, ownwrites.PodKind)
 				}
 				say := func(change func(*corev1.Pod)) {
 					before := read()
@@ -86,7 +87,7 @@ func TestEndedPodsReadAsEndedOffline(t *testing.T) {
 // TestEndOfAnEarlierPodIsNotShown: a later pod in the cloud has the same name.
 func TestEndOfAnEarlierPodIsNotShown(t *testing.T) {
 	e := newEdge(t, wire.JSON)
-	before := answered[*corev1.Pod](e, e.ask(t.Context(), ownPodPath), http.StatusOK, podKind)
+	before := answered[*corev1.Pod](e, e.ask(t.Context(), ownPodPath), http.StatusOK, ownwrites.PodKind)
 	ended := before.DeepCopy()
 	ended.Status.Phase = corev1.PodFailed
 	if w := e.do(http.MethodPatch, ownPodPath+"/status", strategic, podPatch(t, before, ended)); w.Code != http.StatusOK {
@@ -95,7 +96,7 @@ func TestEndOfAnEarlierPodIsNotShown(t *testing.T) {
 	e.server.put(ownPodPath, aPodWith(aPod("web", "a", corev1.PodRunning), "another", ""))
 	e.server.lock(func() { e.server.offline = false })
 	for range 2 { // of the cloud, and of what is kept
-		if got := answered[*corev1.Pod](e, e.ask(t.Context(), ownPodPath), http.StatusOK, podKind); got.UID != "another" || got.Status.Phase != corev1.PodRunning {
+		if got := answered[*corev1.Pod](e, e.ask(t.Context(), ownPodPath), http.StatusOK, ownwrites.PodKind); got.UID != "another" || got.Status.Phase != corev1.PodRunning {
 			t.Errorf("the new pod reads as %s %s", got.UID, got.Status.Phase)
 		}
 		e.Wait()
@@ -106,7 +107,7 @@ func TestEndOfAnEarlierPodIsNotShown(t *testing.T) {
 // TestPeopleSeeThatPodsHaveEnded: in tables and in JSON, although the kubelet reads protobuf.
 func TestPeopleSeeThatPodsHaveEnded(t *testing.T) {
 	e := newEdge(t, wire.Protobuf)
-	before := answered[*corev1.Pod](e, e.ask(t.Context(), ownPodPath), http.StatusOK, podKind)
+	before := answered[*corev1.Pod](e, e.ask(t.Context(), ownPodPath), http.StatusOK, ownwrites.PodKind)
 	ended := before.DeepCopy()
 	ended.Status.Phase = corev1.PodFailed
 	if w := e.do(http.MethodPatch, ownPodPath+"/status", strategic, podPatch(t, before, ended)); w.Code != http.StatusOK {

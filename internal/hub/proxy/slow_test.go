@@ -178,7 +178,7 @@ func TestRejectedRequestReleasesItsSlot(t *testing.T) {
 				if response.StatusCode != http.StatusUnauthorized {
 					t.Errorf("the answer is %d", response.StatusCode)
 				}
-				for name, in := range map[string]*limits.Requests{"strangers": n.limits().strangers, "streams of strangers": n.limits().strangeStreams} {
+				for name, in := range map[string]*limits.Requests{"strangers": n.limits.strangers, "streams of strangers": n.limits.strangeStreams} {
 					build.Eventually(t, "the places of "+name+" are given back", func() bool { return in.Taken() == 0 })
 				}
 				if waited := time.Since(began); waited >= questionWithin {
@@ -274,7 +274,7 @@ func TestCallerGetsOneLargeDocumentAtATime(t *testing.T) {
 			n.Wait()
 		}
 		n.cloud.set(true, nil)
-		in := n.limits().cached
+		in := n.limits.cached
 		in.Acquire(t.Context(), reader.Name)
 		for path, want := range paths {
 			if w := n.askAs(reader, path); w.Code != want {

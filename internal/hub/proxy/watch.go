@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"math/rand/v2"
 	"net/http"
 	"net/url"
@@ -16,8 +17,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 
-	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/limits"
+	"github.com/atoll-k8s/atoll/internal/hub/record"
 	"github.com/atoll-k8s/atoll/internal/hub/request"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 )
@@ -33,9 +34,9 @@ const (
 
 // stream is a watch of one client. It may span several watches of the cloud, one after the other.
 type stream struct {
-	*Proxy
-	*call
+	*parts
 
+	call       *call
 	w          http.ResponseWriter
 	controller *http.ResponseController
 	position   request.Position
@@ -47,47 +48,44 @@ type stream struct {
 	// version is the resource version up to which the client has received all events. It is "" until the client
 	// has all initial events: until then the watch cannot be continued.
 	version string
-	// isInitial is true until the initial events are complete. behind is true if events could not be queued for
-	// the cache.
-	isInitial, behind bool
-	isIncomplete      bool            // one of the initial events was not queued for the cache
-	snapshot          *cache.Snapshot // the initial events; only the worker of the scope uses it
-	// newer is the cached version when an event with an older version came, and newerSince is when that first
-	// happened with this version. Only the worker of the scope uses them.
-	newer      string
-	newerSince time.Time
 	// delivered is true if an event has arrived since the last interruption.
 	delivered bool
 
-	filtering
-	writing sync.Mutex // held while events are written to the client, and while version changes
+	filter    objectFilter // or nil
+	recorded  *record.Events
+	comparing comparing
+	writing   sync.Mutex // held while events are written to the client, and while version changes
 }
 
-// watch answers a watch request. A watch that is interrupted continues from its last version as soon as the
-// cloud is reachable.
-func (p *Proxy) watch(w http.ResponseWriter, c *call) {
-	s := &stream{Proxy: p, call: c, w: w, controller: http.NewResponseController(w), position: request.PositionOf(c.URL.Query())}
+// watchFor answers a watch request. A watch that is interrupted continues from its last version as soon as the cloud
+// is reachable.
+func watchFor(p *parts, w http.ResponseWriter, c *call) {
+	s := &stream{parts: p, call: c, w: w, controller: http.NewResponseController(w), position: request.PositionOf(c.URL.Query()), filter: filterFor(p, c)}
 	if v := s.position.ResourceVersion; v != "0" && !s.position.InitialEvents {
 		s.version = v
 	}
 	if seconds, err := strconv.Atoi(c.URL.Query().Get("timeoutSeconds")); err == nil && seconds > 0 {
 		s.until = time.Now().Add(time.Duration(seconds) * time.Second)
 	}
-	defer s.finish()
-	defer s.prepare()()
-	response, err := p.read(c, c.Request)
+	defer func() { s.recorded.Close() }()
+	if t, is := s.filter.(*topology); is {
+		ctx, cancel := context.WithCancel(c.Context())
+		c.Request, s.comparing = c.WithContext(ctx), comparing{topology: t, cancel: cancel}
+		defer s.comparing.stop()
+	}
+	response, err := p.sender.read(c, c.Request)
 	switch {
 	case err != nil:
-		if p.leaveStrangers(c); p.isStrange(c) && p.isKnown(c) {
-			p.busy(w, c)
+		if p.limits.leaveStrangers(c); p.limits.isStrange(c) && p.limits.isKnown(c) {
+			p.errors.busy(w, c)
 			return
 		}
 		if !s.fromCache(err) {
 			return
 		}
-	case p.isStrange(c) && response.StatusCode == http.StatusOK: // no slot for watches is free
+	case p.limits.isStrange(c) && response.StatusCode == http.StatusOK: // no slot for watches is free
 		_ = response.Body.Close()
-		p.busy(w, c)
+		p.errors.busy(w, c)
 		return
 	case !s.copy(response):
 		return
@@ -97,7 +95,7 @@ func (p *Proxy) watch(w http.ResponseWriter, c *call) {
 
 // goOn continues the watch until it ends.
 func (s *stream) goOn() {
-	ctx, cancel := s.Context(), context.CancelFunc(func() {})
+	ctx, cancel := s.call.Context(), context.CancelFunc(func() {})
 	if !s.until.IsZero() {
 		ctx, cancel = context.WithDeadline(ctx, s.until)
 	}
@@ -110,8 +108,8 @@ func (s *stream) goOn() {
 			return
 		}
 		s.delivered = false
-		response, err := s.send(s.call, s.rest())
-		if err == nil && s.isStrange(s.call) && response.StatusCode == http.StatusOK {
+		response, err := s.sender.send(s.call, s.rest())
+		if err == nil && s.limits.isStrange(s.call) && response.StatusCode == http.StatusOK {
 			_ = response.Body.Close()
 			return // no slot for watches is free any more
 		}
@@ -133,16 +131,16 @@ func (s *stream) goOn() {
 // isRecognized reports whether the client would be recognized now. An expired certificate is accepted only while
 // offline.
 func (s *stream) isRecognized() bool {
-	if s.TLS == nil {
+	if s.call.TLS == nil {
 		return true // a request of the hub itself
 	}
-	_, err := s.Recognizer.Recognize(s.Request)
+	_, err := s.Recognizer.Recognize(s.call.Request)
 	return err == nil
 }
 
 // rest returns the request for the events that the client has not received yet.
 func (s *stream) rest() *http.Request {
-	r := s.Clone(s.Context())
+	r := s.call.Clone(s.call.Context())
 	query := r.URL.Query()
 	query.Set("watch", "true")
 	query.Set("resourceVersion", s.version)
@@ -173,11 +171,11 @@ func (s *stream) copy(response *http.Response) bool {
 		s.format, s.begun = format, true
 		answerWith(s.w, response)
 		s.flush()
-		s.begin()
-		if s.session != nil {
-			s.Filter.Await(s.Context())
-			s.startRefreshing()
+		s.record()
+		if s.comparing.topology != nil {
+			s.Filter.Await(s.call.Context())
 		}
+		s.comparing.start(s)
 	}
 	for events := format.NewEventReader(response.Body, maxFrame); ; {
 		e, err := events.Next()
@@ -199,7 +197,7 @@ func (s *stream) copyRefusal(response *http.Response) (goOn bool) {
 	if !s.begun {
 		passOn(s.w, response)
 		if response.StatusCode == http.StatusForbidden || response.StatusCode == http.StatusNotFound {
-			s.drop(s.call)
+			drop(s.parts, s.call)
 		}
 		return false
 	}
@@ -234,6 +232,11 @@ func (s *stream) deliverError(status metav1.Status) {
 	}
 }
 
+// record begins to record the events of the watch.
+func (s *stream) record() {
+	s.recorded = s.Record.Events(s.call.key, s.format, s.position.InitialEvents, s.version, func() { relist(s.parts, s.call) })
+}
+
 // deliver sends an event to the client, and returns whether the watch may have more events.
 func (s *stream) deliver(e wire.Event) bool {
 	s.writing.Lock()
@@ -243,19 +246,15 @@ func (s *stream) deliver(e wire.Event) bool {
 		return false
 	}
 	m, err := s.format.Meta(e.Object)
-	passes := true
-	if err == nil && s.isGated() {
-		e, passes, err = s.throughGate(e, &m)
+	frame := e.Frame
+	if s.filter != nil && err == nil {
+		frame, err = s.filter.event(s.format, &e, &m, s.version == "")
 	}
-	if err != nil && s.isGated() {
+	if err != nil && s.call.isGated() {
 		s.Log.Error(err, "Ended a watch of pods, because a pod cannot be decoded")
 		return false
 	}
-	frame := e.Frame
-	if err == nil {
-		frame = s.form(e, &m)
-	}
-	if passes && !s.write(frame) {
+	if frame != nil && !s.write(frame) {
 		return false
 	}
 	s.delivered = true
@@ -266,18 +265,26 @@ func (s *stream) deliver(e wire.Event) bool {
 	if e.Type == watch.Bookmark {
 		if last, err := s.format.IsEndOfList(e.Object); err == nil && last {
 			s.position.InitialEvents = false
-			if s.seesAllPods(s.Recognizer.NodeName) {
-				s.gate.settle(s.began, m.ResourceVersion)
-			}
 		}
 	}
 	if m.ResourceVersion != "" && !s.position.InitialEvents && (s.version != "" || e.Type == watch.Bookmark) {
 		s.version = m.ResourceVersion
 	}
-	if s.isInitial || before != "" {
-		s.follow(e, m, before, passes)
+	object := e.Object
+	if frame == nil { // the client does not get it
+		object = nil
 	}
+	s.recorded.Add(e.Type, object, m, before, s.version)
 	return true
+}
+
+// send sends an event with an object, and returns whether that succeeded.
+func (s *stream) send(kind watch.EventType, object []byte) bool {
+	frame, err := s.format.AppendEvent(nil, kind, object)
+	if err != nil {
+		s.Log.V(2).Info("Encoding an event of a watch failed", "path", s.call.URL.Path, "error", err.Error())
+	}
+	return err == nil && s.write(frame)
 }
 
 // write sends a frame to the client, and returns whether that succeeded.
@@ -297,34 +304,29 @@ func (s *stream) flush() { _ = s.controller.Flush() }
 // otherwise nothing, because the client has that state. It returns false if the request is answered and the
 // watch must not continue.
 func (s *stream) fromCache(reason error) bool {
-	view, h, found := s.Proxy.fromCache(s.w, s.call, reason)
-	if !found {
+	state := openCached(s.parts, s.w, s.call, reason)
+	if state == nil {
 		return false
 	}
-	defer view.Close()
+	defer state.Close()
 	var err error
-	s.format, err = wire.FormatOf(h.ContentType)
-	if err != nil || h.List == nil {
-		s.unavailable(s.w, s.Request, reason)
+	s.format, err = wire.FormatOf(state.Head.ContentType)
+	if err != nil || !state.Head.IsList() {
+		s.errors.unavailable(s.w, s.call.Request, reason)
 		return false
 	}
-	list, err := h.list()
-	if err != nil {
-		s.unavailable(s.w, s.Request, reason)
-		return false
-	}
-	if v := s.position.ResourceVersion; s.version == "" && v != "" && v != "0" && !wire.IsUpTo(v, h.ResourceVersion) {
-		s.unavailable(s.w, s.Request, fmt.Errorf("%w: the cached state is older than the requested resourceVersion", reason))
+	if v := s.position.ResourceVersion; s.version == "" && v != "" && v != "0" && !wire.IsUpTo(v, state.Head.ResourceVersion) {
+		s.errors.unavailable(s.w, s.call.Request, fmt.Errorf("%w: the cached state is older than the requested resourceVersion", reason))
 		return false
 	}
 	if s.version != "" {
 		s.answerFromCache()
-		s.begin()
-		s.startRefreshing()
+		s.record()
+		s.comparing.start(s)
 		return true
 	}
 	goOn := false
-	s.fromCacheInTurn(s.w, s.call, func() { goOn = s.initialFromCache(view, h, list) })
+	s.limits.fromCacheInTurn(s.w, s.call, func() { goOn = s.initialFromCache(state) })
 	return goOn
 }
 
@@ -338,42 +340,55 @@ func (s *stream) answerFromCache() {
 
 // initialFromCache sends the cached state as initial events. It returns false if the bookmark at their end cannot
 // be sent.
-func (s *stream) initialFromCache(view *cache.View, h *head, list *wire.Header) bool {
+func (s *stream) initialFromCache(state *record.State) bool {
 	s.answerFromCache()
 	until := time.Now().Add(localWithin)
-	formed, err := s.formed(view, list)
-	if err != nil {
-		s.Log.Error(err, "A watch from the cache was aborted", "path", s.URL.Path)
-		panic(http.ErrAbortHandler)
-	}
-	apiVersion, kind := list.ItemKind()
-	for item, err := range formed {
-		var object, frame []byte
-		if err == nil {
-			object, err = s.format.ObjectOf(item, apiVersion, kind)
-		}
-		if err == nil {
-			frame, err = s.format.AppendEvent(nil, watch.Added, object)
-		}
+	for object, err := range s.initial(state) {
 		if err != nil {
-			s.Log.Error(err, "Sending a cached watch failed", "path", s.URL.Path)
+			s.Log.Error(err, "Sending a cached watch failed", "path", s.call.URL.Path)
 			panic(http.ErrAbortHandler)
 		}
-		if !s.write(frame) || !s.caller.IsNode && time.Now().After(until) { // other callers wait for this slot
+		if !s.send(watch.Added, object) || !s.call.caller.IsNode && time.Now().After(until) { // other callers wait for this slot
 			panic(http.ErrAbortHandler) // the client must see that the initial events are incomplete
 		}
 	}
 	if s.position.InitialEvents && s.position.Bookmarks {
-		bookmark, err := s.format.Bookmark(apiVersion, kind, h.ResourceVersion, true)
-		if err == nil {
-			bookmark, err = s.format.AppendEvent(nil, watch.Bookmark, bookmark)
+		list, err := state.Head.Header()
+		if err != nil {
+			return false
 		}
-		if err != nil || !s.write(bookmark) {
+		apiVersion, kind := list.ItemKind()
+		bookmark, err := s.format.Bookmark(apiVersion, kind, state.Head.ResourceVersion, true)
+		if err != nil || !s.send(watch.Bookmark, bookmark) {
 			return false
 		}
 	}
-	s.position.InitialEvents, s.version = false, h.ResourceVersion
-	s.begin()
-	s.startRefreshing()
+	s.position.InitialEvents, s.version = false, state.Head.ResourceVersion
+	s.record()
+	s.comparing.start(s)
 	return true
+}
+
+// initial yields the objects of a cached state as the client gets them.
+func (s *stream) initial(state *record.State) iter.Seq2[[]byte, error] {
+	if s.filter == nil {
+		return state.Objects()
+	}
+	if s.comparing.topology != nil {
+		s.Filter.Await(s.call.Context())
+	}
+	b, err := cachedBatch(s.call, state)
+	return func(yield func([]byte, error) bool) {
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		s.filter.cached(b.List)
+		for i := range b.Items {
+			item := &b.Items[i]
+			if object, err := b.Format.ObjectOf(item.Raw, item.APIVersion, item.Kind); !yield(object, err) {
+				return
+			}
+		}
+	}
 }

@@ -26,9 +26,11 @@ import (
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
 	"github.com/atoll-k8s/atoll/internal/hub/journal"
+	"github.com/atoll-k8s/atoll/internal/hub/objects"
 	"github.com/atoll-k8s/atoll/internal/hub/replay"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
+	"github.com/atoll-k8s/atoll/internal/testing/faultydisk"
 )
 
 const (
@@ -46,7 +48,7 @@ type apiServer struct {
 	mu      sync.Mutex
 	offline bool
 	version int
-	objects map[string]typed // by path
+	objects map[string]objects.Typed // by path
 	// refuse answers requests with a path that ends like this.
 	refuse map[string]int
 	writes []string // method and path of those that were accepted
@@ -91,7 +93,7 @@ var gvks = map[string]schema.GroupVersionKind{
 }
 
 // put stores an object with a new version.
-func (s *apiServer) put(path string, object typed) {
+func (s *apiServer) put(path string, object objects.Typed) {
 	s.version++
 	object.SetResourceVersion(fmt.Sprint(s.version))
 	if object.GetUID() == "" {
@@ -106,7 +108,7 @@ func (s *apiServer) RoundTrip(r *http.Request, asNode bool) (*http.Response, err
 	if s.offline {
 		return nil, uplink.ErrOffline
 	}
-	format, err := accepted(r.Header)
+	format, err := objects.Accepted(r.Header)
 	if err != nil {
 		return nil, err
 	}
@@ -119,8 +121,8 @@ func (s *apiServer) RoundTrip(r *http.Request, asNode bool) (*http.Response, err
 	if _, is := object.(*coordinationv1.Lease); is {
 		group = coordinationv1.SchemeGroupVersion
 	}
-	info, _ := runtime.SerializerInfoForMediaType(codecs.SupportedMediaTypes(), format.ContentType())
-	if err := codecs.EncoderForVersion(info.Serializer, group).Encode(object, &body); err != nil {
+	info, _ := runtime.SerializerInfoForMediaType(objects.Codecs.SupportedMediaTypes(), format.ContentType())
+	if err := objects.Codecs.EncoderForVersion(info.Serializer, group).Encode(object, &body); err != nil {
 		return nil, err
 	}
 	return &http.Response{StatusCode: code, Header: http.Header{"Content-Type": {format.ContentType()}}, Body: io.NopCloser(&body), Request: r}, nil
@@ -178,21 +180,21 @@ func (s *apiServer) answer(r *http.Request, asNode bool) (int, runtime.Object) {
 		if live == nil {
 			return http.StatusNotFound, nil
 		}
-		head, err := headOfPatch(body)
+		head, err := objects.HeadOfPatch(body)
 		if err != nil {
 			return http.StatusBadRequest, nil
 		}
 		if uid := head.Metadata.UID; uid != "" && uid != string(live.GetUID()) {
 			return http.StatusConflict, nil
 		}
-		after, err := patched(live, gvk, contentType, body)
+		after, err := objects.Patched(live, gvk, contentType, body)
 		if err != nil {
 			return http.StatusBadRequest, nil
 		}
 		s.put(of, after)
 		return http.StatusOK, after
 	}
-	object, err := decode(contentType, body, gvk)
+	object, err := objects.Decode(contentType, body, gvk)
 	if err != nil {
 		return http.StatusBadRequest, nil
 	}
@@ -216,7 +218,7 @@ func (s *apiServer) answer(r *http.Request, asNode bool) (int, runtime.Object) {
 		object.SetUID(live.GetUID())
 	}
 	if isStatus {
-		keepSpec(object, live)
+		objects.KeepSpec(object, live)
 	}
 	s.put(of, object)
 	return http.StatusOK, object
@@ -241,8 +243,8 @@ func newEdge(t *testing.T, format wire.Format) *edge {
 func newEdgeOn(t *testing.T, format wire.Format, fail func(op string) error) *edge {
 	t.Helper()
 	e := &edge{
-		node:   newNodeOn(t, format, cache.Options{Fail: fail}),
-		server: &apiServer{objects: map[string]typed{}, refuse: map[string]int{}, version: 10}, dir: t.TempDir(), fail: fail,
+		node:   newNodeOn(t, format, cache.Options{Wrap: faultydisk.Of(fail)}),
+		server: &apiServer{objects: map[string]objects.Typed{}, refuse: map[string]int{}, version: 10}, dir: t.TempDir(), fail: fail,
 	}
 	e.Proxy.Cloud = e.server
 	e.open()
@@ -263,10 +265,11 @@ func newEdgeOn(t *testing.T, format wire.Format, fail func(op string) error) *ed
 func (e *edge) open() {
 	e.Helper()
 	var err error
-	if e.Journal, err = journal.Open(e.dir, journal.Options{SyncEvery: time.Millisecond, Fail: e.fail}); err != nil {
+	if e.Journal, err = journal.Open(e.dir, journal.Options{SyncEvery: time.Millisecond, Wrap: faultydisk.Of(e.fail)}); err != nil {
 		e.Fatal(err)
 	}
-	e.Proxy.Replay = &replay.Replayer{Cloud: current{e.node}, Journal: e.Journal, Panics: e.Panics, Log: e.Log}
+	e.Proxy.Replay = &replay.Replayer{Cloud: current{e.node}, Journal: e.Journal, Panics: e.Panics, Log: e.Proxy.Log}
+	e.Writes.Journal, e.Writes.IsSilent = e.Journal, e.Proxy.Replay.IsSilent
 }
 
 // current is the Cloud that a node has at the moment.
@@ -327,7 +330,7 @@ func (e *edge) comeBack(except ...string) {
 }
 
 // live returns an object of the cloud.
-func live[T typed](e *edge, path string) T {
+func live[T objects.Typed](e *edge, path string) T {
 	e.Helper()
 	e.server.mu.Lock()
 	defer e.server.mu.Unlock()
@@ -339,7 +342,7 @@ func live[T typed](e *edge, path string) T {
 }
 
 // answered returns the object of an answer with a code.
-func answered[T typed](e *edge, w *httptest.ResponseRecorder, code int, gvk schema.GroupVersionKind) T {
+func answered[T objects.Typed](e *edge, w *httptest.ResponseRecorder, code int, gvk schema.GroupVersionKind) T {
 	e.Helper()
 	var none T
 	if w.Code != code {
@@ -348,7 +351,7 @@ func answered[T typed](e *edge, w *httptest.ResponseRecorder, code int, gvk sche
 	if got := w.Header().Get("Content-Type"); got != e.format.ContentType() {
 		e.Fatalf("the answer is in %s", got)
 	}
-	object, err := decode(w.Header().Get("Content-Type"), w.Body.Bytes(), gvk)
+	object, err := objects.Decode(w.Header().Get("Content-Type"), w.Body.Bytes(), gvk)
 	if err != nil {
 		e.Fatal(err)
 	}
@@ -400,9 +403,9 @@ func anEvent(name string, count int32) *corev1.Event {
 }
 
 // body encodes an object in the form of the node's clients.
-func (e *edge) body(object typed, gvk schema.GroupVersionKind) []byte {
+func (e *edge) body(object objects.Typed, gvk schema.GroupVersionKind) []byte {
 	e.Helper()
-	raw, err := encode(e.format, object, gvk)
+	raw, err := objects.Encode(e.format, object, gvk)
 	if err != nil {
 		e.Fatal(err)
 	}
@@ -410,7 +413,7 @@ func (e *edge) body(object typed, gvk schema.GroupVersionKind) []byte {
 }
 
 // difference is the patch that a kubelet makes of two versions of an object.
-func difference(t *testing.T, from, to typed, uid types.UID) []byte {
+func difference(t *testing.T, from, to objects.Typed, uid types.UID) []byte {
 	t.Helper()
 	before, errBefore := json.Marshal(from)
 	after, errAfter := json.Marshal(to)

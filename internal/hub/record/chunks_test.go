@@ -1,4 +1,4 @@
-package proxy
+package record
 
 import (
 	"fmt"
@@ -32,7 +32,7 @@ func TestUnfinishedChunkedListsAreDropped(t *testing.T) {
 			}
 			return n
 		}
-		all := &chunks{}
+		all := &chunks{maxBytes: 5 << 20}
 		begin := func(key, next string) {
 			t.Helper()
 			snapshot, err := store.Snapshot(key)
@@ -42,7 +42,7 @@ func TestUnfinishedChunkedListsAreDropped(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			all.put(key, next, snapshot, 5<<20)
+			all.put(key, next, snapshot)
 		}
 		for i := range 10 {
 			begin("one", fmt.Sprint(i))

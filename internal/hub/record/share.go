@@ -1,4 +1,4 @@
-package proxy
+package record
 
 import (
 	"slices"
@@ -27,9 +27,9 @@ const (
 func Shares(maxBytes int64, clients []string) func(key string) cache.Share {
 	return func(key string) cache.Share {
 		name, scope, _ := strings.Cut(key, "\n")
-		caller := identity.Caller{Name: name, IsNode: isOfNode(key)}
+		caller := identity.Caller{Name: name, IsNode: IsOfNode(key)}
 		switch {
-		case strings.HasPrefix(scope, repeatablePrefix+"/apis/") && caller.IsNode:
+		case strings.HasPrefix(scope, QuestionPrefix+"/apis/") && caller.IsNode:
 			return cache.Share{Owner: name + " reviews", MaxScopes: maxReviews, MaxBytes: maxBytes / ofOthers, Rank: 1}
 		case caller.IsNode:
 			return cache.Share{Owner: name, Rank: 2}
