@@ -6,6 +6,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/watch"
 
+	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/delivery"
 	"github.com/atoll-k8s/atoll/internal/hub/ownwrites"
 	"github.com/atoll-k8s/atoll/internal/hub/record"
@@ -161,13 +162,13 @@ func (c *call) seesAllPods(nodeName string) bool {
 
 // list implements objectFilter: it removes held pods, and replaces frozen pods by their last delivered version.
 func (f *gateFilter) list(l *wire.List) (forClient, forRecord *wire.List, err error) {
-	var before *record.State // the node's state; nil is an empty state
+	var before *cache.View // the node's state; nil is an empty state
 	if f.call.what.Kind == request.List {
-		if before, err = f.Record.Peek(f.call.key); err == nil {
+		if before, err = f.Cache.Peek(f.call.key); err == nil {
 			defer before.Close()
 		}
 	}
-	passed, changed := make([]wire.Item, 0, len(l.Items)), false
+	passed, changed := l.Items[:0], false
 	for _, item := range l.Items {
 		var last []byte
 		verdict, err := f.judge(l.Format, item.Raw, &item.Meta, func() bool {
@@ -204,7 +205,7 @@ func (f *gateFilter) judge(format wire.Format, object []byte, m *wire.Meta, had 
 }
 
 // lastOf returns the version of a pod in a state; nil if the state has none with this UID.
-func lastOf(state *record.State, format wire.Format, m *wire.Meta) []byte {
+func lastOf(state *cache.View, format wire.Format, m *wire.Meta) []byte {
 	if state == nil {
 		return nil
 	}
@@ -288,7 +289,7 @@ func (f *gateFilter) event(format wire.Format, e *wire.Event, m *wire.Meta, isIn
 	var last []byte
 	wasHeld := f.Gate.IsHeld(m.UID)
 	verdict, err := f.judge(format, e.Object, m, func() bool {
-		before, err := f.Record.Peek(f.call.key)
+		before, err := f.Cache.Peek(f.call.key)
 		if err != nil {
 			return false
 		}
