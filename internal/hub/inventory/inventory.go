@@ -45,7 +45,7 @@ type inventoried struct {
 // true.
 func New(writes *ownwrites.Writes, hasSecrets func() bool) *Inventory {
 	return &Inventory{writes: writes, record: writes.Record, reads: func(s *cache.Scope) (reads governance.Ref, is bool) {
-		reads, is = isOfNode(s, writes.NodeName)
+		reads, is = refIn(s, writes.NodeName)
 		return reads, is && (reads.Resource != governance.Secrets || hasSecrets())
 	}}
 }
@@ -109,9 +109,9 @@ func (i *Inventory) read(newest map[governance.Ref]*cache.Scope) (found map[gove
 	return found, nil
 }
 
-// isOfNode returns what a scope contains: the pods of the node, without a name, or one object of another kind. It
+// refIn returns what a scope contains: the pods of the node, without a name, or one object of another kind. It
 // returns false for other scopes.
-func isOfNode(s *cache.Scope, nodeName string) (reads governance.Ref, is bool) {
+func refIn(s *cache.Scope, nodeName string) (reads governance.Ref, is bool) {
 	if !record.IsOfNode(s.Key) || strings.Contains(s.Key, "as=") {
 		return reads, false
 	}
@@ -196,7 +196,7 @@ func OwnNode(r *record.Recorder, nodeName string) (*corev1.Node, error) {
 	ref := governance.Ref{Resource: "nodes", Name: nodeName}
 	var newest cache.Scope
 	for _, s := range r.Cache.Scopes() {
-		if reads, is := isOfNode(&s, nodeName); is && reads == ref && s.Written.After(newest.Written) {
+		if reads, is := refIn(&s, nodeName); is && reads == ref && s.Written.After(newest.Written) {
 			newest = s
 		}
 	}

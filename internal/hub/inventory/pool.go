@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/atoll-k8s/atoll/internal/governance"
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
@@ -26,6 +27,9 @@ var ofPool = map[string]filter.Collection{
 	"services":       {Path: "/api/v1/services", List: protobuf, Watch: protobuf},
 	"endpointslices": {Path: "/apis/discovery.k8s.io/v1/endpointslices", List: protobuf, Watch: protobuf},
 }
+
+// forgetWithin is how long forget waits for space in the queue of each collection.
+const forgetWithin = time.Second
 
 const protobuf = "application/vnd.kubernetes.protobuf,application/json"
 
@@ -86,7 +90,7 @@ func (i *PoolInventory) forget() {
 	i.mu.Unlock()
 	for _, s := range i.record.Cache.Scopes() {
 		if _, is := isOfPool(&s); is {
-			i.record.Remove(s.Key)
+			i.record.Remove(s.Key, forgetWithin)
 		}
 	}
 }

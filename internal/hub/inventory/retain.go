@@ -48,7 +48,7 @@ type needs struct {
 	namespaced, anywhere sets.Set[string]
 }
 
-// RetainSince is Retain, except that it keeps only those scopes that were used since the given time.
+// RetainSince is Retain, except that scopes of which no pod is known stay if they were used since the given time.
 func RetainSince(r *record.Recorder, nodeName string, since time.Time) error {
 	n := &needs{pods: sets.New[types.UID](), namespaced: sets.New[string](), anywhere: sets.New[string]()}
 	kept := map[string][]cache.Scope{}

@@ -57,7 +57,7 @@ type Write struct {
 	request *http.Request
 	what    *request.Request
 	gvk     schema.GroupVersionKind
-	// collections are the paths of the lists that may contain the object. The last one is the object's own.
+	// collections are the paths of the lists that may contain the object: of all namespaces, and of its own.
 	collections []string
 }
 

@@ -19,8 +19,8 @@ import (
 
 // objectFilter changes or holds objects on their way to the client of one request.
 type objectFilter interface {
-	// list filters objects of the cloud, and returns those for the client and those for the record. The lists are
-	// l itself where nothing is changed. l must not be used afterwards.
+	// list filters objects of the cloud, and returns those for the client and those for the record. forClient is l
+	// itself if the client gets l unchanged. Only the results may be used afterwards, because list may change l.
 	list(l *wire.List) (forClient, forRecord *wire.List, err error)
 	// cached filters objects of the cache in place.
 	cached(l *wire.List)
@@ -160,13 +160,12 @@ func (c *call) seesAllPods(nodeName string) bool {
 		(selector == "" || selector == "spec.nodeName="+nodeName)
 }
 
-// list implements objectFilter: it removes held pods, and replaces frozen pods by their last delivered version.
+// list implements objectFilter: it removes held pods, replaces frozen pods by their last delivered version, and pods
+// that have ended by their ended state. The record gets what the client gets.
 func (f *gateFilter) list(l *wire.List) (forClient, forRecord *wire.List, err error) {
-	var before *cache.View // the node's state; nil is an empty state
-	if f.call.what.Kind == request.List {
-		if before, err = f.Cache.Peek(f.call.key); err == nil {
-			defer before.Close()
-		}
+	before, err := f.Cache.Peek(f.call.key) // the node's state; nil is an empty state
+	if err == nil {
+		defer before.Close()
 	}
 	passed, changed := l.Items[:0], false
 	for _, item := range l.Items {
@@ -246,9 +245,9 @@ func (f *gateFilter) cached(l *wire.List) {
 }
 
 // settle removes what is known of pods that are not in a list of all pods of the node: held pods, and pods that are
-// cached as single objects.
+// cached as single objects. It does nothing for a list of the hub's own (see relist), which the node does not get.
 func (f *gateFilter) settle(l *wire.List) {
-	if l.Continue != "" || request.PositionOf(f.call.URL.Query()).Continue != "" || !f.call.seesAllPods(f.Recognizer.NodeName) {
+	if f.call.began.IsZero() || l.Continue != "" || request.PositionOf(f.call.URL.Query()).Continue != "" || !f.call.seesAllPods(f.Recognizer.NodeName) {
 		return
 	}
 	f.Gate.Settle(f.call.began, l.ResourceVersion)

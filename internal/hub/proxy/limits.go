@@ -32,7 +32,7 @@ const (
 )
 
 // limiters limit work in progress. The limits for requests do not apply to the node, except that the node also
-// needs a slot to filter a list.
+// needs a slot for a list with a topology.
 type limiters struct {
 	*Options
 

@@ -30,8 +30,8 @@ func (p *reads) fromCache(w http.ResponseWriter, c *call, filter objectFilter, r
 	if c.what.Kind == request.List && !p.isAnswer(w, c, state.Head, reason) {
 		return
 	}
-	if g, is := filter.(*gateFilter); is && !g.Writes.HasAny() || state.Head.Code != http.StatusOK {
-		filter = nil // cached pods have passed the gate
+	if passesCache(filter) || state.Head.Code != http.StatusOK {
+		filter = nil
 	}
 	switch {
 	case filter != nil && state.Head.IsList():
@@ -43,6 +43,13 @@ func (p *reads) fromCache(w http.ResponseWriter, c *call, filter objectFilter, r
 	default:
 		writeDocument(p.parts, w, c, state)
 	}
+}
+
+// passesCache reports whether a filter would not change cached objects: cached pods have passed the gate, and without
+// journaled writes it shows them as they are.
+func passesCache(filter objectFilter) bool {
+	g, is := filter.(*gateFilter)
+	return is && !g.Writes.HasAny()
 }
 
 // isAnswer reports whether a cached state answers a list request. If not, it answers the request with the reason.
@@ -130,6 +137,11 @@ func writeDocument(p *parts, w http.ResponseWriter, c *call, state *record.State
 
 // writeFiltered answers with cached objects, filtered.
 func (p *reads) writeFiltered(w http.ResponseWriter, c *call, filter objectFilter, state *record.State) {
+	if !state.Head.IsList() {
+		if unfiltered, err := state.Document(); err == nil {
+			observeRead(p.parts, c, state.Head, unfiltered)
+		}
+	}
 	b, err := cachedBatch(c, state)
 	var body []byte
 	if err == nil {
@@ -139,9 +151,6 @@ func (p *reads) writeFiltered(w http.ResponseWriter, c *call, filter objectFilte
 	if err != nil {
 		p.errors.unavailable(w, c.Request, err)
 		return
-	}
-	if b.isSingle {
-		observeRead(p.parts, c, state.Head, body)
 	}
 	w.Header().Set("Content-Type", state.Head.ContentType)
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)))

@@ -44,7 +44,7 @@ func (p *reads) answer(w http.ResponseWriter, c *call) {
 	p.inTurn(w, c, filter, func() { p.passFiltered(w, c, filter, response) })
 }
 
-// inTurn calls answer, which filters objects, when the caller has a slot. The node needs none for its pods.
+// inTurn calls answer, which filters objects, when the caller has a slot. The gate needs none.
 func (p *reads) inTurn(w http.ResponseWriter, c *call, filter objectFilter, answer func()) {
 	t, isTopology := filter.(*topology)
 	if !isTopology {
@@ -127,25 +127,25 @@ func (p *reads) passFiltered(w http.ResponseWriter, c *call, filter objectFilter
 		p.errors.unavailable(w, c.Request, err)
 		return
 	}
-	if t, is := filter.(*topology); is {
-		t.source.Await(c.Context())
-	}
 	passed, err := throughFilter(c, filter, response, answer.body)
 	switch {
 	case err != nil && isGate: // for example a table, whose pods cannot be checked
-		p.errors.refuse(w, c.Request, http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable, fmt.Sprintf("the hub cannot check which of these pods may reach the node: %v", err))
+		what := "which of these pods"
+		if c.what.Kind == request.Get {
+			what = "whether this pod"
+		}
+		p.errors.refuse(w, c.Request, http.StatusNotAcceptable, metav1.StatusReasonNotAcceptable, fmt.Sprintf("the hub cannot check %s may reach the node: %v", what, err))
 		return
 	case err != nil: // for example a table
 		p.Log.V(2).Info("Forwarded a list without filtering", "path", c.URL.Path, "error", err.Error())
 	case passed.isHeld:
 		p.errors.refuse(w, c.Request, http.StatusNotFound, metav1.StatusReasonNotFound, fmt.Sprintf("pods %q not found: the hub holds this pod", c.what.Name))
 		return
+	case !isGate: // other callers wait for this slot
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(localWithin))
 	}
 	if c.what.Kind == request.Get {
 		observeRead(p.parts, c, record.HeadOf(response), answer.body)
-	}
-	if !isGate { // other callers wait for this slot
-		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(localWithin))
 	}
 	if passed.changed != nil {
 		answer.passChanged(w, passed.changed)
@@ -204,10 +204,10 @@ func drop(p *parts, c *call) {
 		return
 	}
 	p.refusals.isLasting(c.ofAnyForm())
-	p.Record.Remove(c.key)
+	p.Record.Remove(c.key, 0)
 	for _, s := range p.Cache.Scopes() {
 		if s.Key != c.key && c.isPartOf(s.Key) && (c.what.Kind != request.Get || strings.HasPrefix(s.Key, c.ofAnyForm()+"\n")) {
-			p.Record.Remove(s.Key)
+			p.Record.Remove(s.Key, 0)
 		}
 	}
 }

@@ -14,7 +14,7 @@ import (
 // Removing them would protect little, because the node has already received them.
 const refusedFor = 5 * time.Minute
 
-// refusals has the time of the first 403, by scope, and by caller and path (see ofAnyForm). Proxy.changed uses the
+// refusals has the time of the first 403, by scope, and by caller and path (see ofAnyForm). parts.changed uses the
 // same type for other times.
 type refusals struct{ since *lru.Cache } // of time.Time
 

@@ -65,7 +65,7 @@ func (t *topology) list(l *wire.List) (forClient, forRecord *wire.List, err erro
 	return filtered, l, nil
 }
 
-// cached implements objectFilter. The client has no other objects afterwards.
+// cached implements objectFilter. A watch whose initial events these are has no other objects.
 func (t *topology) cached(l *wire.List) {
 	for i := range l.Items {
 		t.Learn(l.Format, &l.Items[i].Meta, l.Items[i].Raw)
@@ -115,16 +115,14 @@ type comparing struct {
 
 	running sync.WaitGroup
 	cancel  context.CancelFunc // of the watch
-	started bool
 }
 
 // start begins the comparing. From then on s.writing guards what is written. The client must have the beginning of
 // the answer.
 func (c *comparing) start(s *stream) {
-	if c.topology == nil || c.started {
+	if c.topology == nil {
 		return
 	}
-	c.started = true
 	c.running.Go(func() {
 		defer c.cancel() // if the client takes nothing any more
 		_ = s.Panics.Do("comparing the forms of objects", func() error { c.run(s.call.Context(), s); return nil })
@@ -172,7 +170,7 @@ func (c *comparing) run(ctx context.Context, s *stream) {
 }
 
 // compare sends the client each object whose form differs from the one that it has, from the cache. done is false if
-// the cache does not have the state that the client has, or a later one. gone is true if the client has disconnected.
+// the cache does not have the state that the client has, or a later one. gone is true if the client takes no more events.
 //
 // Objects that are later than the client are left out, because the client would go back with the events up to them.
 // It gets them with these events.
@@ -228,7 +226,7 @@ func (c *comparing) compare(s *stream) (done, gone bool) {
 
 // cachedFor returns the cached objects of a watch, and their version; nil if there are none in its format.
 func (c *comparing) cachedFor(s *stream) (*batch, string) {
-	state, err := s.Record.Open(s.call.key)
+	state, err := s.Record.Peek(s.call.key) // without a wait, because the events of the watch wait for the caller
 	if err != nil {
 		return nil, ""
 	}

@@ -371,7 +371,7 @@ func (s *stream) initialFromCache(state *record.State) bool {
 
 // initial yields the objects of a cached state as the client gets them.
 func (s *stream) initial(state *record.State) iter.Seq2[[]byte, error] {
-	if s.filter == nil {
+	if s.filter == nil || passesCache(s.filter) {
 		return state.Objects()
 	}
 	if s.comparing.topology != nil {

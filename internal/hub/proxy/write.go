@@ -153,7 +153,7 @@ func (p *writes) change(w http.ResponseWriter, c *call) {
 	get := request.Of(&http.Request{Method: http.MethodGet, URL: &url.URL{Path: object}, Header: http.Header{"Accept": c.Header.Values("Accept")}})
 	for _, key := range p.keptOf(c, object, isOfAll && !creates) {
 		if body == nil || key != record.KeyOf(c.caller, &get) {
-			p.Record.Remove(key)
+			p.Record.Remove(key, 0)
 			continue
 		}
 		p.Record.Keep(key, 0, func(j *record.Job) error { return j.Document(h, body) })

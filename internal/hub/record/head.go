@@ -22,7 +22,7 @@ type Head struct {
 	ResourceVersion string `json:"resourceVersion,omitempty"`
 }
 
-// HeadOf returns the head of a document.
+// HeadOf returns the head of a response: see Job.Document and Job.Collection.
 func HeadOf(response *http.Response) *Head {
 	return &Head{Code: response.StatusCode, ContentType: response.Header.Get("Content-Type")}
 }

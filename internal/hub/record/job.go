@@ -22,8 +22,7 @@ type Job struct {
 
 func (j *Job) reset() { j.writer, j.head = nil, nil }
 
-// Remove removes the scope.
-func (j *Job) Remove() error {
+func (j *Job) remove() error {
 	j.reset()
 	return j.r.Cache.Remove(j.key)
 }

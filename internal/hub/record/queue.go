@@ -101,7 +101,7 @@ func (q *queues) relistedAtLocked(key string, at time.Time) {
 	q.relisted[key] = at
 }
 
-// Settle waits until the current jobs of a scope are done, for at most two seconds.
+// Settle waits until the current jobs of a scope are done, for at most settleWithin.
 func (r *Recorder) Settle(key string) {
 	done := make(chan struct{})
 	if !r.IsBusy(key) || !r.queues.add(r, key, 0, func(*Job) { close(done) }) {

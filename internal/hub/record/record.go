@@ -1,5 +1,5 @@
-// Package record stores the responses of the cloud in the cache after the clients have received them, and opens
-// what is stored. A scope is what the same request of the same caller reads; its key begins with the name of the
+// Package record stores the responses of the cloud in the cache, after the clients have received them if there are
+// any, and opens what is stored. A scope is what the same request of the same caller reads; its key begins with the name of the
 // caller, and then has the path.
 package record
 
@@ -58,7 +58,8 @@ func (r *Recorder) Wait() { r.queues.tasks.Wait() }
 // Go runs a task that Wait waits for.
 func (r *Recorder) Go(task func()) { r.queues.tasks.Go(task) }
 
-// Waiting returns the limit for the bytes that wait to be stored in scopes of the same caller. The node has its
+// Waiting returns the limit for the bytes that wait to be stored in scopes of the same caller; a key without a path
+// is enough. The node has its
 // own limit, which does not include what the hub itself reads of the pool.
 func (r *Recorder) Waiting(key string) *limits.Bytes {
 	if IsOfNode(key) {
@@ -70,22 +71,14 @@ func (r *Recorder) Waiting(key string) *limits.Bytes {
 // Keep stores a response of n bytes, which stay in memory until it is stored. It returns false if the response
 // will not be stored. If storing fails, the previous cached state remains: it includes its own time.
 func (r *Recorder) Keep(key string, n int, store func(*Job) error) bool {
-	return r.keep(key, n, 0, store)
-}
-
-func (r *Recorder) keep(key string, n int, wait time.Duration, store func(*Job) error) bool {
 	limit := r.Waiting(key)
-	if !limit.Take(int64(n)) {
+	if n > 0 && !limit.Take(int64(n)) {
 		r.Log.V(2).Info("A response is not cached, because too many bytes wait to be stored", "path", PathOf(key))
 		return false
 	}
-	queued := r.queues.add(r, key, wait, func(j *Job) {
+	queued := r.queues.add(r, key, 0, func(j *Job) {
 		defer limit.Give(int64(n))
-		if err := r.Panics.Do("caching a response", func() error { return store(j) }); err != nil {
-			j.reset()
-			r.note(key, err)
-			r.Log.V(2).Info("Caching a response failed", "path", PathOf(key), "error", err.Error())
-		}
+		r.do(j, store)
 	})
 	if !queued {
 		limit.Give(int64(n))
@@ -94,8 +87,21 @@ func (r *Recorder) keep(key string, n int, wait time.Duration, store func(*Job) 
 	return queued
 }
 
-// Remove removes a scope after its current jobs.
-func (r *Recorder) Remove(key string) { r.keep(key, 0, spaceWithin, (*Job).Remove) }
+func (r *Recorder) do(j *Job, change func(*Job) error) {
+	if err := r.Panics.Do("changing the cache", func() error { return change(j) }); err != nil {
+		j.reset()
+		r.note(j.key, err)
+		r.Log.V(2).Info("Changing the cache failed", "path", PathOf(j.key), "error", err.Error())
+	}
+}
+
+// Remove removes a scope after its current jobs. wait is how long it waits if too many jobs of the scope wait
+// already; the scope then stays.
+func (r *Recorder) Remove(key string, wait time.Duration) {
+	if !r.queues.add(r, key, wait, func(j *Job) { r.do(j, (*Job).remove) }) {
+		r.Log.V(2).Info("A cached response is not removed, because the disk is slow", "path", PathOf(key))
+	}
+}
 
 // Has reports whether the cache already has a document, so that it need not be stored. This is so for most
 // repeated reads.
@@ -123,7 +129,7 @@ func (r *Recorder) AreBusy(among func(key string) bool) bool {
 }
 
 // MayRelist reports whether a collection whose events the cache has missed may be listed again now, and records
-// that it is: at most every 30 seconds.
+// that it is: at most every relistEvery, or, if it was too large to be cached, every giveUpFor.
 func (r *Recorder) MayRelist(key string) bool {
 	q := &r.queues
 	q.mu.Lock()
@@ -159,7 +165,7 @@ func (r *Recorder) Retire(caller identity.Caller, uidOf func(path string) (strin
 			continue
 		}
 		if uid, is := uidOf(PathOf(s.Key)); is && !r.isObject(s.Key, uid) {
-			r.Remove(s.Key)
+			r.Remove(s.Key, 0)
 		}
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"iter"
 	"net/http"
-	"strings"
 
 	"github.com/atoll-k8s/atoll/internal/hub/cache"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
@@ -22,7 +21,7 @@ type State struct {
 	Head *Head
 }
 
-// Open opens the state of a scope after its current jobs, and marks the scope as used. The error is
+// Open opens the state of a scope after its current jobs, for which it waits as Settle does, and marks the scope as used. The error is
 // cache.ErrNotFound if nothing is cached.
 func (r *Recorder) Open(key string) (*State, error) {
 	r.Settle(key)
@@ -111,9 +110,3 @@ func (s *State) Objects() iter.Seq2[[]byte, error] {
 
 // ID is the id of an object within its collection.
 func ID(m *wire.Meta) string { return m.Namespace + "/" + m.Name }
-
-// CutID returns the namespace and the name from an id.
-func CutID(id string) (namespace, name string) {
-	namespace, name, _ = strings.Cut(id, "/")
-	return namespace, name
-}
