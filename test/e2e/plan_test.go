@@ -137,7 +137,8 @@ func TestKubectlAtollPlansMoves(t *testing.T) {
 					p.Spec.Rescheduling.MaxUnavailable = int32(1 + rng.IntN(3))
 					return atOnce(p)
 				}
-				f.create(random(), deployment(app, replicas, app))
+				d := deployment(app, replicas, app)
+				f.create(random(), d)
 				f.eventually(patience, "the policy is Satisfied", func() error {
 					return errors.Join(f.allReady(app, int(replicas)), f.reason(app, gm.ReasonSatisfied))
 				})
@@ -170,6 +171,7 @@ func TestKubectlAtollPlansMoves(t *testing.T) {
 				if diff := cmp.Diff(moves, gone); diff != "" {
 					f.Errorf("other pods left than were planned (-planned +left):\n%s", diff)
 				}
+				f.remove(d) // otherwise the nodes fill up
 			})
 		}
 	})

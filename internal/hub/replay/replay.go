@@ -177,11 +177,11 @@ var errBusy = errors.New("the API server is busy")
 // link would make the node look dead.
 var ranks = []journal.Kind{journal.Lease, journal.Status, journal.Event}
 
-// nextEntry returns the next entry to send, except entries of waiting objects.
-func (r *Replayer) nextEntry(waits map[string]bool) (next journal.Entry, found bool) {
-	rank := len(ranks)
+// nextEntry returns the next entry of these kinds to send, except entries of waiting objects.
+func (r *Replayer) nextEntry(kinds []journal.Kind, waits map[string]bool) (next journal.Entry, found bool) {
+	rank := len(kinds)
 	r.Journal.Each(func(e *journal.Entry) {
-		if r := slices.Index(ranks, e.Kind); r < rank && !waits[e.Object] {
+		if r := slices.Index(kinds, e.Kind); r >= 0 && r < rank && !waits[e.Object] {
 			next, rank, found = *e, r, true
 		}
 	})
@@ -189,21 +189,21 @@ func (r *Replayer) nextEntry(waits map[string]bool) (next journal.Entry, found b
 }
 
 // SendAll sends all entries that it can, including those that are added meanwhile. If an entry fails, later
-// entries of its object wait too, but other objects do not; later has the time of the next attempt. Entries
-// other than the Lease are sent from restAt on. busy means that nothing can be sent at the moment.
+// entries of its object wait too, but other objects do not; later has the time of the next attempt. Until restAt
+// only the Lease is sent. busy means that nothing can be sent at the moment.
 func (r *Replayer) SendAll(ctx context.Context, later map[string]Retry, restAt time.Time) (sent int, busy bool) {
 	waits := map[string]bool{}
 	for object, again := range later {
 		waits[object] = time.Now().Before(again.At)
 	}
+	kinds := ranks
+	if time.Now().Before(restAt) { // for all entries: otherwise later ones could be sent before earlier ones
+		kinds = ranks[:1]
+	}
 	for {
-		e, found := r.nextEntry(waits)
+		e, found := r.nextEntry(kinds, waits)
 		if !found {
 			return sent, false
-		}
-		if e.Kind != journal.Lease && time.Now().Before(restAt) {
-			waits[e.Object] = true
-			continue
 		}
 		if e.Kind == journal.Status && r.IsSilent() {
 			// Otherwise the node and its pods would look alive, until the control plane detects again that they
