@@ -64,6 +64,9 @@ type Deps struct {
 // Setup registers every controller with the manager. It must run before Walker and Ledger
 // start, because controllers add handlers to them.
 func Setup(mgr ctrl.Manager, d Deps) error {
+	if err := survey.IndexNodes(mgr.GetFieldIndexer()); err != nil {
+		return err
+	}
 	events := recorder.New(mgr.GetEventRecorder("atoll-manager"), mgr.GetScheme(), clock.RealClock{})
 	restarter := &jobs.Restarter{Client: d.Pods, Annotation: gm.JobRestartAnnotation}
 	setups := map[string]func(ctrl.Manager) error{

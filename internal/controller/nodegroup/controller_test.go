@@ -22,7 +22,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/machinery/members"
 	"github.com/atoll-k8s/atoll/internal/machinery/pace"
+	"github.com/atoll-k8s/atoll/internal/survey"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 )
 
@@ -40,7 +42,7 @@ type site struct {
 
 func newSite(t *testing.T, objects ...client.Object) *site {
 	s := &site{t: t, clock: testingclock.NewFakeClock(time.Unix(1_000_000, 0))}
-	s.Reconciler = &Reconciler{Client: build.Client(interceptor.Funcs{
+	s.Reconciler = &Reconciler{Client: build.ClientBuilder(interceptor.Funcs{
 		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, patch client.Patch, opts ...client.PatchOption) error {
 			if o.GetName() == s.refuse {
 				return s.answer
@@ -52,17 +54,48 @@ func newSite(t *testing.T, objects ...client.Object) *site {
 			s.writes = append(s.writes, o.GetName()+"/"+name)
 			return c.SubResource(name).Patch(ctx, o, patch, opts...)
 		},
-	}, objects...), Clock: s.clock}
+	}, objects...).WithIndex(&corev1.Node{}, survey.NodeLabels, survey.LabelsOf).Build(), Clock: s.clock}
 	return s
 }
 
-func (s *site) pass(group string) (ctrl.Result, error) {
-	return s.Reconcile(s.t.Context(), ctrl.Request{NamespacedName: types.NamespacedName{Name: group}})
+func request(name string) ctrl.Request {
+	return ctrl.Request{NamespacedName: types.NamespacedName{Name: name}}
 }
 
-// reconcile runs one pass for each group, none of which may fail.
+// pass runs one pass for a group.
+func (s *site) pass(group string) (ctrl.Result, error) {
+	s.groups.Invalidate()
+	return s.Reconcile(s.t.Context(), request(group))
+}
+
+// label runs one pass for each node.
+func (s *site) label() error {
+	s.t.Helper()
+	s.groups.Invalidate()
+	var list corev1.NodeList
+	if err := s.Client.List(s.t.Context(), &list); err != nil {
+		s.t.Fatal(err)
+	}
+	var errs []error
+	for i := range list.Items {
+		_, err := s.reconcileNode(s.t.Context(), request(list.Items[i].Name))
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// reconcile runs a pass for each group, for each node, and for each group again, as their changes
+// enqueue them.
 func (s *site) reconcile(groups ...string) {
 	s.t.Helper()
+	for _, group := range groups {
+		if result, err := s.pass(group); err != nil || result.RequeueAfter > members.Unseen {
+			s.t.Fatalf("group %s comes back after %s, error %v", group, result.RequeueAfter, err)
+		}
+	}
+	if err := s.label(); err != nil {
+		s.t.Fatal(err)
+	}
 	for _, group := range groups {
 		if result, err := s.pass(group); err != nil || result.RequeueAfter != 0 {
 			s.t.Fatalf("group %s comes back after %s, error %v", group, result.RequeueAfter, err)
@@ -188,7 +221,6 @@ func TestReconcileLabelsMembersOnly(t *testing.T) {
 			}
 			s := newSite(t, tc.objects...)
 			s.reconcile(tc.groups...)
-			s.reconcile(tc.groups...) // the status shows the labels that the last pass observed
 			if diff := cmp.Diff(tc.want, s.labels()); diff != "" {
 				t.Errorf("wrong labels (-want +got):\n%s", diff)
 			}
@@ -231,23 +263,31 @@ func TestFinalizerStaysUntilEveryNodeIsUnlabelled(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.refuse, s.answer = "a", errors.New("no")
-	if _, err := s.pass("g"); err == nil {
+	if err := s.label(); err == nil {
 		t.Error("a failed patch returned no error")
 	}
 	if diff := cmp.Diff(map[string]string{"a": "g", "b": "heir"}, s.labels()); diff != "" {
 		t.Errorf("one bad node stops the others (-want +got):\n%s", diff)
 	}
+	if _, err := s.pass("g"); err != nil {
+		t.Error(err)
+	}
+	s.group("g") // is still there: a carries its label
 	s.refuse = ""
-	s.reconcile("g")
-	s.group("g") // is still there: the label was just taken off, and not yet seen to be
+	if err := s.label(); err != nil {
+		t.Error(err)
+	}
 	if diff := cmp.Diff(map[string]string{"b": "heir"}, s.labels()); diff != "" {
 		t.Errorf("wrong labels (-want +got):\n%s", diff)
 	}
-	s.reconcile("g") // sees that no node carries the label
-	if err := s.Client.Get(t.Context(), client.ObjectKey{Name: "g"}, &gm.NodeGroup{}); !apierrors.IsNotFound(err) {
-		t.Errorf("the group is still there: %v", err)
+	for range 2 { // a deleted group is not an error
+		if result, err := s.pass("g"); err != nil || result.RequeueAfter != 0 {
+			t.Errorf("the group comes back after %s, error %v", result.RequeueAfter, err)
+		}
+		if err := s.Client.Get(t.Context(), client.ObjectKey{Name: "g"}, &gm.NodeGroup{}); !apierrors.IsNotFound(err) {
+			t.Errorf("the group is still there: %v", err)
+		}
 	}
-	s.reconcile("g") // a deleted group is not an error
 }
 
 func TestFinalizerIsAddedBeforeNodesAreLabelled(t *testing.T) {
@@ -255,6 +295,9 @@ func TestFinalizerIsAddedBeforeNodesAreLabelled(t *testing.T) {
 	s.refuse, s.answer = "g", apierrors.NewConflict(schema.GroupResource{Resource: "nodegroups"}, "g", errors.New("changed"))
 	if result, err := s.pass("g"); err != nil || result.RequeueAfter == 0 {
 		t.Errorf("a conflict is tried again quietly; comes back after %s, error %v", result.RequeueAfter, err)
+	}
+	if err := s.label(); err != nil {
+		t.Error(err)
 	}
 	if got := s.labels(); len(got) != 0 {
 		t.Errorf("labelled %v for a group that may go without a word", got)
@@ -271,15 +314,13 @@ func TestFinalizerIsAddedBeforeNodesAreLabelled(t *testing.T) {
 func TestLabelsThatNameNoGroupAreRemoved(t *testing.T) {
 	labelled := func(name, group string) *corev1.Node { return build.Node(name, build.InGroup(group)) }
 	s := newSite(t, labelled("a", "gone"), labelled("b", "gone"), build.Node("c"))
-	for _, request := range s.groupsOf(t.Context(), labelled("a", "gone")) {
-		s.reconcile(request.Name)
-	}
+	s.reconcile()
 	if got := s.labels(); len(got) != 0 {
 		t.Errorf("nodes carry %v, and there is no NodeGroup", got)
 	}
-	s = newSite(t, build.NodeGroup("heir", build.Selects("b"), created(9)), labelled("a", "gone"), labelled("b", "gone"), labelled("c", "gone too"))
-	s.reconcile("gone")
-	if diff := cmp.Diff(map[string]string{"b": "heir", "c": "gone too"}, s.labels()); diff != "" {
+	s = newSite(t, build.NodeGroup("heir", build.Selects("b"), created(9)), labelled("a", "gone"), labelled("b", "gone"))
+	s.reconcile("heir")
+	if diff := cmp.Diff(map[string]string{"b": "heir"}, s.labels()); diff != "" {
 		t.Errorf("after group gone was deleted by force (-want +got):\n%s", diff)
 	}
 }
@@ -300,7 +341,10 @@ func TestFinalizersOfOthersStay(t *testing.T) {
 func TestANodeThatVanishesMeanwhileIsNoError(t *testing.T) {
 	s := newSite(t, build.NodeGroup("g", build.Selects("a")), build.Node("a"))
 	s.refuse, s.answer = "a", apierrors.NewNotFound(schema.GroupResource{Resource: "nodes"}, "a")
-	s.reconcile("g")
+	_, _ = s.pass("g")
+	if err := s.label(); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestMessagesAreBounded(t *testing.T) {
@@ -354,9 +398,7 @@ func TestTheWarningNamesTheLabelsThatAKubeletMaySet(t *testing.T) {
 func TestStatusIsWrittenAtAPace(t *testing.T) {
 	n := build.Node("n", build.Label("zone", "a"))
 	s := newSite(t, build.NodeGroup("g", selects(map[string]string{"zone": "a"})), n)
-	for range 3 {
-		_, _ = s.pass("g")
-	}
+	s.reconcile("g")
 	s.writes = nil
 	var wait time.Duration
 	statuses := func() (count int) {
@@ -402,26 +444,53 @@ func TestStatusIsWrittenAtAPace(t *testing.T) {
 // TestANodeThatChangedMeanwhileIsNotLabelled: the next pass decides about its new version.
 func TestANodeThatChangedMeanwhileIsNotLabelled(t *testing.T) {
 	s := newSite(t, build.NodeGroup("g", selects(map[string]string{"zone": "a"})), build.Node("n", build.Label("zone", "a")))
-	stale := s.node("n")
+	stale, live := s.node("n"), s.Client
 	changed := s.node("n")
 	changed.Labels["zone"] = "b"
 	if err := s.Client.Update(t.Context(), changed); err != nil {
 		t.Fatal(err)
 	}
+	_, _ = s.pass("g")
 	s.Reconciler.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
-		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
-			if nodes, ok := list.(*corev1.NodeList); ok { // as a cache that is behind
-				nodes.Items = []corev1.Node{*stale}
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+			if node, ok := o.(*corev1.Node); ok { // as a cache that is behind
+				*node = *stale
 				return nil
 			}
-			return c.List(ctx, list, opts...)
+			return c.Get(ctx, key, o, opts...)
 		},
 	})
-	result, err := s.pass("g")
+	result, err := s.reconcileNode(t.Context(), request("n"))
 	if err != nil || result.RequeueAfter == 0 {
 		t.Errorf("comes back after %s, error %v", result.RequeueAfter, err)
 	}
+	s.Reconciler.Client = live
 	if got := s.node("n").Labels[gm.NodeGroupLabel]; got != "" {
 		t.Errorf("a node that the group does not select any more is labelled with %q", got)
+	}
+}
+
+// TestStatusWaitsForTheLabels, but not for one that cannot be written: the status names the node.
+func TestStatusWaitsForTheLabels(t *testing.T) {
+	s := newSite(t, build.NodeGroup("g", build.Selects("a", "b")), build.Node("a"), build.Node("b"))
+	result, err := s.pass("g")
+	if err != nil || result.RequeueAfter != members.Unseen || len(s.group("g").Status.Conditions) != 0 {
+		t.Errorf("comes back after %s, error %v, and the status is %+v", result.RequeueAfter, err, s.group("g").Status)
+	}
+	s.refuse, s.answer = "b", errors.New("no")
+	if err := s.label(); err == nil {
+		t.Error("a failed patch returned no error")
+	}
+	s.clock.Step(members.Unseen)
+	if result, err := s.pass("g"); err != nil || result.RequeueAfter != 0 {
+		t.Errorf("comes back after %s, error %v", result.RequeueAfter, err)
+	}
+	if c := s.ready("g"); c.Reason != gm.ReasonNodesNotSelected || !strings.Contains(c.Message, `"b"`) || s.group("g").Status.Total != 1 {
+		t.Errorf("the condition is %+v", c)
+	}
+	s.refuse = ""
+	s.reconcile("g")
+	if c := s.ready("g"); c.Reason != gm.ReasonMembersReady || s.group("g").Status.Total != 2 {
+		t.Errorf("the condition is %+v", c)
 	}
 }

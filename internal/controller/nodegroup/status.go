@@ -1,11 +1,13 @@
 package nodegroup
 
 import (
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/membership"
 	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
+	"github.com/atoll-k8s/atoll/internal/machinery/members"
 )
 
 // setStatus sets the group's status from what was observed.
@@ -66,4 +68,15 @@ func named(nodes []gm.NodeStatus, want func(gm.NodeStatus) bool) []string {
 		}
 	}
 	return names
+}
+
+// readyStatus returns the readiness of a node as the group's status shows it.
+func readyStatus(node *corev1.Node) gm.NodeReadyStatus {
+	switch members.Readiness(node) {
+	case corev1.ConditionTrue:
+		return gm.NodeReady
+	case corev1.ConditionFalse:
+		return gm.NodeNotReady
+	}
+	return gm.NodeUnknown
 }

@@ -35,6 +35,7 @@ import (
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/membership"
+	"github.com/atoll-k8s/atoll/internal/machinery/members"
 	"github.com/atoll-k8s/atoll/internal/machinery/pace"
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
@@ -49,11 +50,6 @@ const (
 	// This bounds the writes if another program changes the node after each repair.
 	repairBurst = 10
 	repairEvery = 5 * time.Second
-	// debounce is how long a pass over a pool waits for more changes of nodes.
-	debounce = 100 * time.Millisecond
-	// syncingUnseen is how long nodes of a pool may be written before its status says so: most
-	// have all their nodes by then, and the status is written once.
-	syncingUnseen = time.Second
 	// retryFirst and retryLast bound the delay before a node whose write failed is tried
 	// again. The cause, such as an admission policy, may disappear without an event.
 	retryFirst, retryLast = 100 * time.Millisecond, time.Minute
@@ -79,9 +75,10 @@ type Reconciler struct {
 	// statuses bounds status writes by pool, repairs bounds repairs by node.
 	statuses, repairs pace.ByName
 
-	mu sync.Mutex // guards the fields below
 	// syncing is since when nodes of each pool are being written.
-	syncing map[string]time.Time
+	syncing pace.Since
+
+	mu sync.Mutex // guards the field below
 	// reportedMissing is the missing pool that the last event named, by node.
 	reportedMissing map[string]string
 }
@@ -130,7 +127,7 @@ type member struct {
 
 // SetupWithManager registers the two controllers.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
-	r.poolRequests.Debounce = debounce
+	r.poolRequests.Debounce = members.Debounce
 	err := watch.Add(ctrl.NewControllerManagedBy(mgr), r.poolWatches()).
 		WatchesRawSource(&r.poolRequests).
 		WithOptions(controller.Options{MaxConcurrentReconciles: poolsAtOnce}).
@@ -153,7 +150,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		if client.IgnoreNotFound(err) == nil {
 			r.statuses.Forget(req.Name)
 			r.holds.forget(req.Name)
-			r.syncingFor(req.Name, false)
+			r.syncing.For(req.Name, r.Clock.Now(), false)
 		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
@@ -200,7 +197,7 @@ func (r *Reconciler) report(ctx context.Context, s *scope) error {
 	before := s.pool.DeepCopy()
 	setStatus(s)
 	waits := s.delay.retry(r.Clock.Now())
-	if left := syncingUnseen - r.syncingFor(s.pool.Name, s.isSyncing()); s.isSyncing() && left > 0 {
+	if left := members.Unseen - r.syncing.For(s.pool.Name, r.Clock.Now(), s.isSyncing()); s.isSyncing() && left > 0 {
 		return phase.Wait("nodes that are being written", left)
 	}
 	if !statusDiffers(before, s.pool) {
@@ -210,24 +207,4 @@ func (r *Reconciler) report(ctx context.Context, s *scope) error {
 		return phase.Wait("the pace of status writes", delay)
 	}
 	return errors.Join(waits, patch.Status(ctx, r.Client, s.pool, before))
-}
-
-// syncingFor returns for how long nodes of a pool have been written, from the first call on. false
-// ends it.
-func (r *Reconciler) syncingFor(pool string, isSyncing bool) time.Duration {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	now := r.Clock.Now()
-	since, ok := r.syncing[pool]
-	switch {
-	case !isSyncing:
-		delete(r.syncing, pool)
-		return 0
-	case ok:
-		return now.Sub(since)
-	case r.syncing == nil:
-		r.syncing = map[string]time.Time{}
-	}
-	r.syncing[pool] = now
-	return 0
 }

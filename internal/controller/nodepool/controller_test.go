@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	clocktesting "k8s.io/utils/clock/testing"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -25,7 +26,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/machinery/members"
 	"github.com/atoll-k8s/atoll/internal/machinery/pace"
+	"github.com/atoll-k8s/atoll/internal/survey"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 	"github.com/atoll-k8s/atoll/internal/testing/watched"
 )
@@ -45,7 +48,7 @@ type site struct {
 
 func newSite(t testing.TB, objects ...client.Object) *site {
 	s := &site{t: t, refuse: map[string]error{}, recorder: events.NewFakeRecorder(1000), clock: clocktesting.NewFakePassiveClock(time.Unix(1000, 0))}
-	c := build.Client(interceptor.Funcs{
+	c := build.ClientBuilder(interceptor.Funcs{
 		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, patch client.Patch, opts ...client.PatchOption) error {
 			if err := s.refuse[o.GetName()]; err != nil {
 				return err
@@ -65,7 +68,7 @@ func newSite(t testing.TB, objects ...client.Object) *site {
 			s.mu.Unlock()
 			return c.SubResource(name).Patch(ctx, o, patch, opts...)
 		},
-	}, objects...)
+	}, objects...).WithIndex(&corev1.Node{}, survey.NodeLabels, survey.LabelsOf).Build()
 	s.Reconciler = &Reconciler{Client: c, Live: c, Recorder: s.recorder, Clock: s.clock}
 	return s
 }
@@ -77,7 +80,7 @@ func request(name string) ctrl.Request {
 // nodes runs one pass for each node, none of which may fail.
 func (s *site) nodes(names ...string) {
 	s.t.Helper()
-	s.index.invalidate()
+	s.index.all.Invalidate()
 	for _, name := range names {
 		if result, err := s.reconcileNode(s.t.Context(), request(name)); err != nil || result.RequeueAfter != 0 {
 			s.t.Fatalf("node %s comes back after %s, error %v", name, result.RequeueAfter, err)
@@ -88,7 +91,7 @@ func (s *site) nodes(names ...string) {
 // pools runs one pass for each pool, none of which may fail.
 func (s *site) pools(names ...string) {
 	s.t.Helper()
-	s.index.invalidate()
+	s.index.all.Invalidate()
 	for _, name := range names {
 		if result, err := s.Reconcile(s.t.Context(), request(name)); err != nil || result.RequeueAfter != 0 {
 			s.t.Fatalf("pool %s comes back after %s, error %v", name, result.RequeueAfter, err)
@@ -99,8 +102,8 @@ func (s *site) pools(names ...string) {
 // unseen runs one pass for a pool whose nodes are being written.
 func (s *site) unseen(pool string) {
 	s.t.Helper()
-	s.index.invalidate()
-	if result, err := s.Reconcile(s.t.Context(), request(pool)); err != nil || result.RequeueAfter <= 0 || result.RequeueAfter > syncingUnseen {
+	s.index.all.Invalidate()
+	if result, err := s.Reconcile(s.t.Context(), request(pool)); err != nil || result.RequeueAfter <= 0 || result.RequeueAfter > members.Unseen {
 		s.t.Fatalf("pool %s comes back after %s, error %v", pool, result.RequeueAfter, err)
 	}
 }
@@ -220,7 +223,7 @@ func TestConflictIsTriedAgainSilently(t *testing.T) {
 		t.Errorf("it comes back after %s, error %v", result.RequeueAfter, err)
 	}
 	s.unseen("p")
-	s.clock.SetTime(s.clock.Now().Add(syncingUnseen))
+	s.clock.SetTime(s.clock.Now().Add(members.Unseen))
 	s.pools("p")
 	if c := s.condition("p", apps.ConditionAttributesSynced); c.Reason != apps.ReasonSyncing || !strings.Contains(c.Message, `"n"`) {
 		t.Errorf("the condition is %+v", c)
@@ -371,7 +374,7 @@ func TestConcurrentPassesEndLikeSequentialOnes(t *testing.T) {
 			if err := s.Client.Patch(t.Context(), p, patch); err != nil {
 				t.Error(err)
 			}
-			s.index.invalidate()
+			s.index.all.Invalidate()
 			for _, pool := range []string{"p", "q"} {
 				if _, err := s.Reconcile(t.Context(), request(pool)); err != nil {
 					t.Error(err)
@@ -523,7 +526,7 @@ func TestStatusIsWrittenAtAPace(t *testing.T) {
 	}
 	s.clock.SetTime(s.clock.Now().Add(last.RequeueAfter))
 	s.pools("p")
-	if status := s.pool("p").Status; status.ReadyNode+status.NotReadyNode != 1 || (status.ReadyNode == 1) != isReady(s.node("n")) {
+	if status := s.pool("p").Status; status.ReadyNode+status.NotReadyNode != 1 || (status.ReadyNode == 1) != (members.Readiness(s.node("n")) == corev1.ConditionTrue) {
 		t.Errorf("the status is %+v", status)
 	}
 }
@@ -560,66 +563,69 @@ func TestRepairsHaveAPace(t *testing.T) {
 	}
 }
 
-// reads is a client that counts reads of nodes. It returns its objects without a copy, as
-// the manager's cache does.
-type reads struct {
+// cached is a client that has nodes as the manager's cache has them: it finds them by the index, and
+// returns them without a copy. It counts what it returns.
+type cached struct {
 	client.Client
-	byName      map[string]*corev1.Node
-	lists, gets int
+	nodes toolscache.Indexer
+	read  int
 }
 
-func (c *reads) Get(ctx context.Context, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
-	node, ok := o.(*corev1.Node)
-	if !ok {
-		return c.Client.Get(ctx, key, o, opts...)
-	}
-	c.gets++
-	found := c.byName[key.Name]
-	if found == nil {
-		return apierrors.NewNotFound(schema.GroupResource{Resource: "nodes"}, key.Name)
-	}
-	*node = *found
-	return nil
+func (c *cached) node(name string) *corev1.Node {
+	found, _, _ := c.nodes.GetByKey(name)
+	node, _ := found.(*corev1.Node)
+	return node
 }
 
-func (c *reads) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
+func (c *cached) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
 	nodes, ok := list.(*corev1.NodeList)
 	if !ok {
 		return c.Client.List(ctx, list, opts...)
 	}
-	c.lists++
-	for _, node := range c.byName {
-		nodes.Items = append(nodes.Items, *node)
+	var found []any
+	if fields, is := opts[0].(client.MatchingFields); is {
+		found, _ = c.nodes.ByIndex(survey.NodeLabels, fields[survey.NodeLabels])
+	} else {
+		found = c.nodes.List()
 	}
+	for _, o := range found {
+		nodes.Items = append(nodes.Items, *o.(*corev1.Node))
+	}
+	c.read += len(found)
 	return nil
 }
 
 // newSites returns a site with n pools of five nodes each.
-func newSites(t testing.TB, n int) (*site, *reads) {
+func newSites(t testing.TB, n int) (*site, *cached) {
 	t.Helper()
 	var pools []client.Object
-	nodes := map[string]*corev1.Node{}
+	nodes := toolscache.NewIndexer(toolscache.MetaNamespaceKeyFunc, toolscache.Indexers{survey.NodeLabels: func(o any) ([]string, error) {
+		return survey.LabelsOf(o.(client.Object)), nil
+	}})
 	for i := range n {
 		value := apps.LabelValue(fmt.Sprintf("s%d", i))
 		pools = append(pools, build.NodePool(fmt.Sprintf("p%d", i), selects("site", value), gives("a", "b")))
 		for j := range 5 {
 			node := build.Node(fmt.Sprintf("n%d-%d", i, j), build.Label("site", string(value)), build.Label(corev1.LabelHostname, fmt.Sprintf("n%d-%d", i, j)))
 			node.ResourceVersion = "1"
-			nodes[node.Name] = node
+			if err := nodes.Add(node); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	s := newSite(t, pools...)
-	c := &reads{Client: s.Client, byName: nodes}
+	c := &cached{Client: s.Client, nodes: nodes}
 	s.Client = c
 	return s, c
 }
 
-// TestANodesChangeReadsTheNodesOfItsPools: no other nodes are read, however many exist. The
-// index stays right when nodes are created, move and are deleted.
-func TestANodesChangeReadsTheNodesOfItsPools(t *testing.T) {
+// TestAPassReadsTheNodesOfItsPool: no other nodes are read, however many exist; neither is one read
+// again because of another pool.
+func TestAPassReadsTheNodesOfItsPool(t *testing.T) {
 	s, c := newSites(t, 40)
 	has := func(pool string, want ...string) {
 		t.Helper()
+		c.read = 0
 		scope := &scope{pool: s.pool(pool)}
 		if err := s.observe(t.Context(), scope); err != nil {
 			t.Fatal(err)
@@ -628,81 +634,38 @@ func TestANodesChangeReadsTheNodesOfItsPools(t *testing.T) {
 		for _, node := range scope.nodes {
 			got = append(got, node.name)
 		}
-		if !slices.Equal(got, want) {
-			t.Errorf("pool %s has %v, want %v", pool, got, want)
+		if !slices.Equal(got, want) || c.read != len(want) {
+			t.Errorf("pool %s has %v, want %v; %d nodes were read", pool, got, want, c.read)
 		}
 	}
 	has("p3", "n3-0", "n3-1", "n3-2", "n3-3", "n3-4")
 	has("p4", "n4-0", "n4-1", "n4-2", "n4-3", "n4-4")
-	c.lists, c.gets = 0, 0
 
-	turned := c.byName["n3-1"].DeepCopy()
-	turned.ResourceVersion, turned.Labels["own"] = "2", "x"
-	s.nodeEvents().Update(t.Context(), event.UpdateEvent{ObjectOld: c.byName["n3-1"], ObjectNew: turned}, &watched.Queue{})
-	c.byName["n3-1"] = turned
-	has("p3", "n3-0", "n3-1", "n3-2", "n3-3", "n3-4")
-	if c.lists != 0 || c.gets != 5 {
-		t.Errorf("a pass over a pool of 5 nodes listed all nodes %d times and read %d", c.lists, c.gets)
+	to := c.node("n3-1").DeepCopy()
+	to.ResourceVersion, to.Labels["site"] = "2", "s4"
+	if err := c.nodes.Update(to); err != nil {
+		t.Fatal(err)
 	}
-
-	to := turned.DeepCopy()
-	to.ResourceVersion, to.Labels["site"] = "3", "s4"
-	c.byName["n3-1"] = to
-	s.nodeEvents().Update(t.Context(), event.UpdateEvent{ObjectOld: turned, ObjectNew: to}, &watched.Queue{})
 	has("p3", "n3-0", "n3-2", "n3-3", "n3-4")
 	has("p4", "n3-1", "n4-0", "n4-1", "n4-2", "n4-3", "n4-4")
-
-	gone := c.byName["n4-0"]
-	delete(c.byName, "n4-0")
-	has("p4", "n3-1", "n4-1", "n4-2", "n4-3", "n4-4") // before its event
-	s.nodeEvents().Delete(t.Context(), event.DeleteEvent{Object: gone}, &watched.Queue{})
+	if err := c.nodes.Delete(c.node("n4-0")); err != nil {
+		t.Fatal(err)
+	}
 	has("p4", "n3-1", "n4-1", "n4-2", "n4-3", "n4-4")
-	c.byName["n4-0"] = gone
-	s.nodeEvents().Create(t.Context(), event.CreateEvent{Object: gone}, &watched.Queue{})
-	has("p4", "n3-1", "n4-0", "n4-1", "n4-2", "n4-3", "n4-4")
-	if c.lists != 0 {
-		t.Errorf("all nodes were listed %d times", c.lists)
-	}
 
-	s.index.invalidate()
-	has("p4", "n3-1", "n4-0", "n4-1", "n4-2", "n4-3", "n4-4")
-}
-
-// TestAPoolsChangeReadsNothingOfOtherPools: neither a pool that gets its finalizer nor the new
-// version of one lists the nodes again.
-func TestAPoolsChangeReadsNothingOfOtherPools(t *testing.T) {
-	s, c := newSites(t, 40)
-	observe := func() {
-		t.Helper()
-		for i := range 40 {
-			if err := s.observe(t.Context(), &scope{pool: s.pool(fmt.Sprintf("p%d", i))}); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	observe()
-	c.lists = 0
-
-	before := s.pool("p3")
-	before.Finalizers = nil
-	q := &watched.Queue{}
-	s.poolEvents().Update(t.Context(), event.UpdateEvent{ObjectOld: before, ObjectNew: s.pool("p3")}, q)
-	observe()
-	if got := len(strings.Fields(q.Take())); c.lists != 0 || got != 5 {
-		t.Errorf("a finalizer listed all nodes %d times and enqueued %d nodes of 5", c.lists, got)
-	}
-
-	after := s.pool("p3")
+	before, after := s.pool("p3"), s.pool("p3")
 	after.Generation++
 	after.Spec.Labels = map[string]apps.LabelValue{"a": "b"}
 	if err := s.Client.Update(t.Context(), after); err != nil {
 		t.Fatal(err)
 	}
-	s.poolEvents().Update(t.Context(), event.UpdateEvent{ObjectOld: before, ObjectNew: after}, q)
-	observe()
-	if got := len(strings.Fields(q.Take())); c.lists != 0 || got != 5 {
-		t.Errorf("a change of one pool listed all nodes %d times and enqueued %d nodes of 5", c.lists, got)
+	c.read = 0
+	q := &watched.Queue{}
+	s.members().OfGroups().Update(t.Context(), event.UpdateEvent{ObjectOld: before, ObjectNew: after}, q)
+	if got := q.Take(); got != "n3-0 n3-2 n3-3 n3-4" || c.read != 4 {
+		t.Errorf("a change of one pool of 4 nodes enqueued %s, and read %d nodes", got, c.read)
 	}
+	has("p3", "n3-0", "n3-2", "n3-3", "n3-4")
 }
 
 // BenchmarkNodeEvent: the cost of a node's change in both controllers must not grow with the
@@ -713,16 +676,15 @@ func BenchmarkNodeEvent(b *testing.B) {
 	for _, n := range []int{10, 100, 1000} {
 		b.Run(fmt.Sprintf("pools=%d", n), func(b *testing.B) {
 			s, c := newSites(b, n)
-			before := c.byName["n5-0"]
+			before := c.node("n5-0")
 			pool := s.pool("p5")
-			q, events := &watched.Queue{}, s.nodeEvents()
-			if err := s.observe(b.Context(), &scope{pool: pool}); err != nil { // lists all nodes, once
-				b.Fatal(err)
-			}
+			q, events := &watched.Queue{}, s.members().OfNodes()
 			for version := 2; b.Loop(); version++ {
 				after := before.DeepCopy()
 				after.ResourceVersion, after.Labels["own"] = fmt.Sprint(version), fmt.Sprint(version)
-				c.byName["n5-0"] = after
+				if err := c.nodes.Update(after); err != nil {
+					b.Fatal(err)
+				}
 				events.Update(b.Context(), event.UpdateEvent{ObjectOld: before, ObjectNew: after}, q)
 				before = after
 				pools, err := s.index.pools(b.Context(), c)

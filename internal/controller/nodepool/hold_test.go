@@ -49,7 +49,7 @@ func (s *site) taints(node string) (keys string) {
 // repeated.
 func (s *site) visit(node, pool string) (waits bool) {
 	s.t.Helper()
-	s.index.invalidate()
+	s.index.all.Invalidate()
 	n, err := s.reconcileNode(s.t.Context(), request(node))
 	if err != nil {
 		s.t.Fatal(err)

@@ -9,12 +9,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/attributes"
 	"github.com/atoll-k8s/atoll/internal/domain/membership"
+	"github.com/atoll-k8s/atoll/internal/machinery/memo"
 	"github.com/atoll-k8s/atoll/internal/survey"
 )
 
@@ -46,13 +46,6 @@ func (e *poolEntry) isOf(p *apps.NodePool) bool {
 	return e.uid == p.UID && e.generation == p.Generation && e.deleting == (p.DeletionTimestamp != nil)
 }
 
-// concerns reports whether a node carries the pool's attributes, names it in its label, or is
-// selected by it.
-func (e *poolEntry) concerns(n *attributes.Node) bool {
-	name := e.compiled.Name
-	return n.Incumbent() == name || n.Label() == name || e.compiled.Selects(n.OwnLabels())
-}
-
 // concerned returns the names of the pools that a node concerns, sorted. The index of
 // selectors finds them without a test of every pool.
 func (ps *pools) concerned(n *attributes.Node) []string {
@@ -77,22 +70,10 @@ func (ps *pools) reference(name string) *corev1.ObjectReference {
 // index keeps what is computed from cached objects until they change. It is safe for
 // concurrent use.
 type index struct {
-	// listing is held while pools are listed, so that no list is older than one before it.
-	listing sync.Mutex
+	all memo.Memo[*pools]
 
-	mu sync.Mutex
-	// newest is the last result of pools. It is stale if a pool has changed since. changes
-	// counts these changes.
-	newest  *pools
-	stale   bool
-	changes int
-	nodes   map[string]known
-
-	moves sync.Mutex // guards the fields below
-	// all are the attributes of all nodes; nil until the first call of nodesOf.
-	all map[string]*attributes.Node
-	// concerning are the nodes that concern a pool. A pass over a pool reads these nodes only.
-	concerning map[string]*concerning
+	mu    sync.Mutex
+	nodes map[string]known
 }
 
 // known is the result of attributes.Read for one version of a node.
@@ -102,125 +83,46 @@ type known struct {
 	node    *attributes.Node
 }
 
-// concerning are the names of the nodes that concern one version of a pool.
-type concerning struct {
-	pool  poolEntry
-	nodes sets.Set[string]
-}
-
-// invalidate must be called when the selector of a pool changed, or what it gives, or when a
-// pool was created or deleted.
-func (x *index) invalidate() {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.stale = true
-	x.changes++
-}
-
-// pools returns all pools. After a change it lists them again, and compiles those that changed.
+// pools returns all pools. After a change of what the index has of a pool, it lists them again, and
+// compiles those that changed.
 func (x *index) pools(ctx context.Context, c client.Reader) (*pools, error) {
-	if newest, isCurrent, _ := x.last(); isCurrent {
-		return newest, nil
-	}
-	x.listing.Lock()
-	defer x.listing.Unlock()
-	before, isCurrent, changes := x.last()
-	if isCurrent {
-		return before, nil
-	}
-	var list apps.NodePoolList
-	if err := c.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
-		return nil, fmt.Errorf("listing NodePools: %w", err)
-	}
-	fresh := &pools{byName: make(map[string]poolEntry, len(list.Items))}
-	compiled := make([]membership.Pool, 0, len(list.Items))
-	for i := range list.Items {
-		p := &list.Items[i]
-		entry, had := before.byName[p.Name]
-		if !had || !entry.isOf(p) {
-			entry = newEntry(p)
-		}
-		fresh.byName[p.Name] = entry
-		compiled = append(compiled, entry.compiled)
-	}
-	fresh.Pools = membership.NewPools(compiled)
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.newest, x.stale = fresh, x.changes != changes // a pool may have changed during the list
-	return fresh, nil
-}
-
-// last returns the last list of pools, whether no pool has changed since, and how often pools
-// have changed.
-func (x *index) last() (newest *pools, isCurrent bool, changes int) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.newest == nil {
-		return &pools{}, false, x.changes
-	}
-	return x.newest, !x.stale, x.changes
-}
-
-// nodesOf returns the names of the nodes that concern a pool, sorted. The first call lists all
-// nodes, and the first call for a version of a pool asks of each whether it concerns the pool.
-// From then on move keeps the results up to date.
-//
-// The lock is held during the list: the event of a change that is not in the list calls
-// move after it.
-func (x *index) nodesOf(ctx context.Context, c client.Reader, pool poolEntry) ([]string, error) {
-	name := pool.compiled.Name
-	x.moves.Lock()
-	defer x.moves.Unlock()
-	if x.all == nil {
-		var list corev1.NodeList
+	return x.all.Get(func(before *pools) (*pools, error) {
+		var list apps.NodePoolList
 		if err := c.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
-			return nil, fmt.Errorf("listing nodes: %w", err)
+			return nil, fmt.Errorf("listing NodePools: %w", err)
 		}
-		x.all, x.concerning = map[string]*attributes.Node{}, map[string]*concerning{}
+		fresh := &pools{byName: make(map[string]poolEntry, len(list.Items))}
+		compiled := make([]membership.Pool, 0, len(list.Items))
 		for i := range list.Items {
-			x.all[list.Items[i].Name] = attributes.Read(&list.Items[i])
-		}
-	}
-	kept := x.concerning[name]
-	if kept == nil || kept.pool.uid != pool.uid || kept.pool.generation != pool.generation {
-		kept = &concerning{pool: pool, nodes: sets.New[string]()}
-		for name, node := range x.all {
-			if pool.concerns(node) {
-				kept.nodes.Insert(name)
+			p := &list.Items[i]
+			entry, had := poolEntry{}, false
+			if before != nil {
+				entry, had = before.byName[p.Name]
 			}
+			if !had || !entry.isOf(p) {
+				entry = newEntry(p)
+			}
+			fresh.byName[p.Name] = entry
+			compiled = append(compiled, entry.compiled)
 		}
-		x.concerning[name] = kept
-	}
-	return sets.List(kept.nodes), nil
+		fresh.Pools = membership.NewPools(compiled)
+		return fresh, nil
+	})
 }
 
-// move records a node, and which of these pools it concerns now. node is nil if it was
-// deleted. The events of one node must arrive in their order.
-func (x *index) move(name string, node *attributes.Node, pools []string) {
-	x.moves.Lock()
-	defer x.moves.Unlock()
-	if x.all == nil {
-		return
-	}
-	if x.all[name] = node; node == nil {
-		delete(x.all, name)
-	}
-	for _, pool := range pools {
-		switch kept := x.concerning[pool]; {
-		case kept == nil:
-		case node != nil && kept.pool.concerns(node):
-			kept.nodes.Insert(name)
-		default:
-			kept.nodes.Delete(name)
-		}
-	}
+// nodesOf returns the nodes that may carry a pool's attributes, name it in their label or be selected
+// by it, sorted by name.
+func (ps *pools) nodesOf(ctx context.Context, c client.Reader, pool string) ([]*corev1.Node, error) {
+	some, all := ps.Labels(pool)
+	some = append(some, survey.IncumbentOf(pool), membership.Label{Key: apps.NodePoolLabel, Value: pool})
+	return survey.NodesWith(ctx, c, some, all)
 }
 
-// forgetPool removes the nodes of a pool that was deleted.
-func (x *index) forgetPool(name string) {
-	x.moves.Lock()
-	defer x.moves.Unlock()
-	delete(x.concerning, name)
+// concerns reports whether a node carries a pool's attributes, names it in its label, or is selected
+// by it.
+func (ps *pools) concerns(pool string, n *attributes.Node) bool {
+	e := ps.byName[pool]
+	return n.Incumbent() == pool || n.Label() == pool || e.compiled.Selects(n.OwnLabels())
 }
 
 // read returns the attributes of a node. It reads each version once.

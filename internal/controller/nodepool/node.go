@@ -17,6 +17,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/attributes"
 	"github.com/atoll-k8s/atoll/internal/domain/connectivity"
 	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
+	"github.com/atoll-k8s/atoll/internal/machinery/members"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 )
 
@@ -90,7 +91,7 @@ func (r *Reconciler) decide(ctx context.Context, v *visit) error {
 		// new pool yet, so the API server is asked.
 		err := r.Live.Get(ctx, types.NamespacedName{Name: claim.Incumbent}, &apps.NodePool{})
 		if err == nil {
-			return phase.Wait("the cache does not have a NodePool yet", debounce)
+			return phase.Wait("the cache does not have a NodePool yet", members.Debounce)
 		}
 		if !apierrors.IsNotFound(err) {
 			return fmt.Errorf("looking for NodePool %q of node %q: %w", claim.Incumbent, v.node.Name, err)
@@ -141,7 +142,7 @@ func (r *Reconciler) write(ctx context.Context, v *visit) error {
 		patchesTotal.WithLabelValues("error").Inc()
 		is := failedWrite{why: reasonOf(err), from: v.change.From, to: v.change.To}
 		if r.failedWrites.set(v.node.Name, is) {
-			r.enqueuePools(is.from, is.to)
+			r.members().EnqueueGroups(is.from, is.to)
 		}
 		return fmt.Errorf("writing attributes of node %q: %w", v.node.Name, err)
 	}
@@ -161,16 +162,7 @@ func (r *Reconciler) forgetNode(name string) {
 // status.
 func (r *Reconciler) cleared(node string) {
 	if was, had := r.failedWrites.clear(node); had {
-		r.enqueuePools(was.from, was.to)
-	}
-}
-
-// enqueuePools enqueues pools, except "".
-func (r *Reconciler) enqueuePools(names ...string) {
-	for _, name := range names {
-		if name != "" {
-			r.poolRequests.Add(ctrl.Request{NamespacedName: types.NamespacedName{Name: name}})
-		}
+		r.members().EnqueueGroups(was.from, was.to)
 	}
 }
 

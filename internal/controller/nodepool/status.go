@@ -7,14 +7,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/connectivity"
 	"github.com/atoll-k8s/atoll/internal/domain/membership"
 	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
+	"github.com/atoll-k8s/atoll/internal/machinery/members"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 )
 
@@ -27,22 +26,15 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	self, listed := pools.Get(s.pool.Name)
 	e := pools.byName[s.pool.Name]
 	if !listed || !e.isOf(s.pool) {
-		return phase.Wait("the index does not have the pool's last change yet", debounce)
+		return phase.Wait("the index does not have the pool's last change yet", members.Debounce)
 	}
 	s.invalid, s.ignored = e.invalid, e.gives.Ignored
 	s.joinKeys, s.joins = self.CanJoin()
-	names, err := r.index.nodesOf(ctx, r.Client, e)
+	nodes, err := pools.nodesOf(ctx, r.Client, s.pool.Name)
 	if err != nil {
 		return err
 	}
-	for _, name := range names {
-		node := &corev1.Node{}
-		switch err := r.Client.Get(ctx, client.ObjectKey{Name: name}, node, client.UnsafeDisableDeepCopy); {
-		case apierrors.IsNotFound(err):
-			continue // the event of its deletion enqueues this pool
-		case err != nil:
-			return fmt.Errorf("reading node %q: %w", name, err)
-		}
+	for _, node := range nodes {
 		if err := r.observeNode(s, pools, self, node); err != nil {
 			return err
 		}
@@ -58,17 +50,17 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 // observeNode adds a node to the lists of the scope that it belongs to.
 func (r *Reconciler) observeNode(s *scope, pools *pools, self *membership.Pool, node *corev1.Node) error {
 	read := r.index.read(node)
-	has, selects := read.Incumbent() == self.Name, self.Selects(read.OwnLabels())
-	if !has && !selects && read.Label() != self.Name {
+	if !pools.concerns(self.Name, read) {
 		return nil
 	}
+	has, selects := read.Incumbent() == self.Name, self.Selects(read.OwnLabels())
 	claim, in, change, err := pools.plan(read)
 	if err != nil {
 		return fmt.Errorf("planning node %q: %w", node.Name, err)
 	}
 	switch {
 	case in != nil && in.gives.Name == self.Name:
-		s.nodes = append(s.nodes, member{node.Name, isReady(node)})
+		s.nodes = append(s.nodes, member{node.Name, members.Readiness(node) == corev1.ConditionTrue})
 		evicting := in.gives.Evicting(read)
 		if len(evicting) > 0 && connectivity.Held(node) {
 			s.kept = append(s.kept, node.Name)

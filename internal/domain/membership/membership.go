@@ -8,7 +8,6 @@
 package membership
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -181,56 +180,43 @@ func (g Group) Selects(name string, nodeLabels map[string]string) bool {
 	return g.expressions != nil && g.expressions.Matches(labels.Set(nodeLabels))
 }
 
-// Groups is an index of all NodeGroups. It is immutable and safe for concurrent use. The zero
-// value has no group.
-type Groups struct {
-	byAge  []Group
-	byName map[string]int
-}
-
-// NewGroups makes an index of the groups. It copies the slice. If two groups have the same
-// name, Get finds the older one; the API server does not allow that.
-func NewGroups(groups []Group) Groups {
-	byAge := slices.Clone(groups)
-	slices.SortStableFunc(byAge, func(a, b Group) int {
-		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Name, b.Name))
-	})
-	byName := make(map[string]int, len(byAge))
-	for i := range byAge {
-		if _, taken := byName[byAge[i].Name]; !taken {
-			byName[byAge[i].Name] = i
+func (g Group) from() (string, time.Time) { return g.Name, g.Created }
+func (g Group) names() sets.Set[string]   { return g.nodes }
+func (g Group) selectors() (all []labels.Requirements) {
+	for _, selector := range []labels.Selector{g.byLabels, g.expressions} {
+		if selector != nil {
+			requirements, _ := selector.Requirements()
+			all = append(all, requirements)
 		}
 	}
-	return Groups{byAge: byAge, byName: byName}
+	return all
 }
 
-// Get returns the group of that name.
-func (gs Groups) Get(name string) (Group, bool) {
-	i, found := gs.byName[name]
-	if !found {
-		return Group{}, false
-	}
-	return gs.byAge[i], true
+// Groups is an index of all NodeGroups. It is immutable and safe for concurrent use. The zero
+// value has no group.
+type Groups struct{ index[Group] }
+
+// NewGroups makes an index of the groups. It copies the slice.
+func NewGroups(groups []Group) Groups { return Groups{newIndex(groups)} }
+
+// Selecting returns the groups that select a node, oldest first. It checks only the groups that
+// the index has for the name and the labels of the node.
+func (gs *Groups) Selecting(nodeName string, nodeLabels map[string]string) []*Group {
+	return slices.DeleteFunc(gs.candidates(nodeName, nodeLabels), func(g *Group) bool { return !g.Selects(nodeName, nodeLabels) })
 }
 
 // Assign returns the one group that the node belongs to, "" if none. The group in the node's
 // label keeps the node while it selects the node or is Invalid. Otherwise the oldest group
 // that selects the node gets it, by creation and then by name. A group that is Deleting
 // neither keeps nor gets nodes.
-//
-// The cost is one lookup if the present group keeps the node, else one check for each group.
-func (gs Groups) Assign(nodeName string, nodeLabels map[string]string) string {
+func (gs *Groups) Assign(nodeName string, nodeLabels map[string]string) string {
 	if incumbent := nodeLabels[gm.NodeGroupLabel]; incumbent != "" {
-		if i, found := gs.byName[incumbent]; found {
-			group := &gs.byAge[i]
-			if !group.Deleting && (group.Invalid || group.Selects(nodeName, nodeLabels)) {
-				return incumbent
-			}
+		if group, found := gs.Get(incumbent); found && !group.Deleting && (group.Invalid || group.Selects(nodeName, nodeLabels)) {
+			return incumbent
 		}
 	}
-	for i := range gs.byAge {
-		group := &gs.byAge[i]
-		if !group.Deleting && group.Selects(nodeName, nodeLabels) {
+	for _, group := range gs.Selecting(nodeName, nodeLabels) {
+		if !group.Deleting {
 			return group.Name
 		}
 	}

@@ -2,6 +2,7 @@ package membership
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -49,14 +50,15 @@ func createdAt(second int64) func(*gm.NodeGroup) {
 
 func deleting(g *gm.NodeGroup) { g.DeletionTimestamp = &metav1.Time{Time: time.Unix(99, 0)} }
 
-func compiled(t testing.TB, groups ...*gm.NodeGroup) Groups {
+func compiled(t testing.TB, groups ...*gm.NodeGroup) *Groups {
 	t.Helper()
 	all := make([]Group, 0, len(groups))
 	for _, g := range groups {
 		group, _ := Compile(g)
 		all = append(all, group)
 	}
-	return NewGroups(all)
+	index := NewGroups(all)
+	return &index
 }
 
 func TestSelectionIsTheUnionOfNamesLabelsAndExpressions(t *testing.T) {
@@ -306,6 +308,9 @@ func genGroups(t *rapid.T) []*gm.NodeGroup {
 		if rapid.Bool().Draw(t, "labelled") {
 			matching("x", values.Draw(t, "value"))(g)
 		}
+		if op := rapid.SampledFrom([]metav1.LabelSelectorOperator{"", metav1.LabelSelectorOpExists, metav1.LabelSelectorOpDoesNotExist}).Draw(t, "operator"); op != "" {
+			expression("y", op)(g)
+		}
 		if rapid.IntRange(0, 4).Draw(t, "deleting") == 0 {
 			deleting(g)
 		}
@@ -347,6 +352,41 @@ func TestAssignmentIsStableAndDoesNotDependOnOrder(t *testing.T) {
 		nodeLabels[gm.NodeGroupLabel] = got
 		if again := index.Assign(node, nodeLabels); again != got {
 			t.Fatalf("with its label written the node moved from %q to %q", got, again)
+		}
+	})
+}
+
+// TestGroupIndexFindsTheSameAsAFullScan: the groups of a node, and the nodes of a group.
+func TestGroupIndexFindsTheSameAsAFullScan(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var all []Group
+		for _, g := range genGroups(t) {
+			group, _ := Compile(g)
+			all = append(all, group)
+		}
+		index := NewGroups(all)
+		node, nodeLabels := rapid.SampledFrom([]string{"n0", "n1"}).Draw(t, "node"), map[string]string{}
+		for _, key := range []string{"x", "y"} {
+			if value := rapid.SampledFrom([]string{"", "1", "3"}).Draw(t, key); value != "" {
+				nodeLabels[key] = value
+			}
+		}
+		var want, got []string
+		for _, g := range index.byAge {
+			if g.Selects(node, nodeLabels) {
+				want = append(want, g.Name)
+			}
+		}
+		carried := maps.Clone(nodeLabels)
+		carried[NameOf(node).Key] = node
+		for _, g := range index.Selecting(node, nodeLabels) {
+			got = append(got, g.Name)
+			if some, all := index.Labels(g.Name); !all && !carries(carried, some) {
+				t.Fatalf("group %s would not be found by %v", g.Name, some)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Fatalf("found %v, want %v", got, want)
 		}
 	})
 }
@@ -427,7 +467,7 @@ func TestNewcomersMatchTheGroupsSelector(t *testing.T) {
 					if b != "" {
 						node["b"] = b
 					}
-					want := NewGroups([]Group{group}).Assign("node", node) == "g"
+					want := group.Selects("node", node) && !group.Deleting
 					if got := fits(ways, node); got != want {
 						t.Errorf("a node with %v comes: %t, want %t", node, got, want)
 					}

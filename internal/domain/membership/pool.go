@@ -1,7 +1,6 @@
 package membership
 
 import (
-	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -9,6 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 )
@@ -29,7 +29,7 @@ type Pool struct {
 
 	// requirements is the compiled selector: a node has to meet all. Without requirements
 	// the pool selects no node.
-	requirements []labels.Requirement
+	requirements labels.Requirements
 }
 
 // CompilePool makes a Pool from a NodePool. The error names the first field that cannot be
@@ -49,8 +49,8 @@ func CompilePool(p *apps.NodePool) (Pool, error) {
 	return pool, err
 }
 
-func compileSelector(s *apps.NodeSelector) ([]labels.Requirement, error) {
-	var all []labels.Requirement
+func compileSelector(s *apps.NodeSelector) (labels.Requirements, error) {
+	var all labels.Requirements
 	for _, key := range slices.Sorted(maps.Keys(s.MatchLabels)) {
 		requirement, err := compileRequirement(key, selection.Equals, []string{string(s.MatchLabels[key])})
 		if err != nil {
@@ -86,111 +86,21 @@ func (p *Pool) Selects(own map[string]string) bool {
 	return len(p.requirements) > 0
 }
 
-// anchor is a label that a node must carry so that a pool can select it. If any is true,
-// every value is accepted and value is "".
-type anchor struct {
-	key, value string
-	any        bool
-}
-
-// anchors returns the labels of which a node must carry one to meet a requirement. The result
-// is nil if a node can meet the requirement without the label.
-func anchors(r *labels.Requirement) []anchor {
-	switch r.Operator() {
-	case selection.Equals, selection.In:
-		var out []anchor
-		for value := range r.Values() {
-			out = append(out, anchor{key: r.Key(), value: value})
-		}
-		return out
-	case selection.Exists:
-		return []anchor{{key: r.Key(), any: true}}
-	}
-	return nil
-}
+func (p Pool) from() (string, time.Time)        { return p.Name, p.Created }
+func (p Pool) selectors() []labels.Requirements { return []labels.Requirements{p.requirements} }
+func (p Pool) names() sets.Set[string]          { return nil }
 
 // Pools is an index of all NodePools. It is immutable and safe for concurrent use. The zero
 // value has no pool.
-type Pools struct {
-	byAge  []Pool
-	byName map[string]int
-	// byAnchor has the pools that only select nodes with that label, so that Selecting
-	// checks few of many pools. unanchored has the others that have a selector. Both hold
-	// indexes in byAge, oldest first.
-	byAnchor   map[anchor][]int
-	unanchored []int
-}
+type Pools struct{ index[Pool] }
 
 // NewPools makes an index of the pools. It copies the slice.
-func NewPools(pools []Pool) Pools {
-	ps := Pools{byAge: slices.Clone(pools), byName: make(map[string]int, len(pools)), byAnchor: map[anchor][]int{}}
-	slices.SortStableFunc(ps.byAge, func(a, b Pool) int {
-		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Name, b.Name))
-	})
-	// A pool may have several anchors. It is indexed by the ones that the fewest pools have.
-	users := map[anchor]int{}
-	for i := range ps.byAge {
-		ps.byName[ps.byAge[i].Name] = i
-		for j := range ps.byAge[i].requirements {
-			for _, a := range anchors(&ps.byAge[i].requirements[j]) {
-				users[a]++
-			}
-		}
-	}
-	for i := range ps.byAge {
-		var best []anchor
-		least := 0
-		for j := range ps.byAge[i].requirements {
-			candidates := anchors(&ps.byAge[i].requirements[j])
-			sum := 0
-			for _, a := range candidates {
-				sum += users[a]
-			}
-			if candidates != nil && (best == nil || sum < least) {
-				best, least = candidates, sum
-			}
-		}
-		for _, a := range best {
-			ps.byAnchor[a] = append(ps.byAnchor[a], i)
-		}
-		if best == nil && len(ps.byAge[i].requirements) > 0 {
-			ps.unanchored = append(ps.unanchored, i)
-		}
-	}
-	return ps
-}
-
-// Get returns the pool of that name.
-func (ps *Pools) Get(name string) (*Pool, bool) {
-	i, found := ps.byName[name]
-	if !found {
-		return nil, false
-	}
-	return &ps.byAge[i], true
-}
+func NewPools(pools []Pool) Pools { return Pools{newIndex(pools)} }
 
 // Selecting returns the pools whose selector matches a node's own labels, oldest first. It
 // checks only the pools that the index has for the labels of the node.
 func (ps *Pools) Selecting(own map[string]string) []*Pool {
-	var found []int
-	check := func(candidates []int) {
-		for _, i := range candidates {
-			if ps.byAge[i].Selects(own) {
-				found = append(found, i)
-			}
-		}
-	}
-	for key, value := range own {
-		check(ps.byAnchor[anchor{key: key, value: value}])
-		check(ps.byAnchor[anchor{key: key, any: true}])
-	}
-	check(ps.unanchored)
-	slices.Sort(found)
-	pools := make([]*Pool, len(found))
-	for i, at := range found {
-		pools[i] = &ps.byAge[at]
-	}
-	return pools
+	return slices.DeleteFunc(ps.candidates("", own), func(p *Pool) bool { return !p.Selects(own) })
 }
 
 // Claim is the part of a node that decides about its pool.

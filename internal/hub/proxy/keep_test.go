@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
+	"github.com/atoll-k8s/atoll/internal/hub/record"
 	"github.com/atoll-k8s/atoll/internal/hub/request"
 	"github.com/atoll-k8s/atoll/internal/hub/wire"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
@@ -342,12 +343,12 @@ func TestRestoredEtcdIsReadAgain(t *testing.T) {
 			synctest.Wait()
 		}
 		more()
-		time.Sleep(n.Record.RestoredAfter / 2)
+		time.Sleep(record.RestoredAfter / 2)
 		more()
 		if got := kept(); got != "default/lost" {
 			t.Errorf("after a moment, kept is %s: an API server may lag", got)
 		}
-		time.Sleep(n.Record.RestoredAfter)
+		time.Sleep(record.RestoredAfter)
 		more()
 		time.Sleep(time.Second) // until the list is there
 		if got := kept(); got != "default/restored" {

@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// restoredAfter is the default of Recorder.RestoredAfter.
-	restoredAfter = 5 * time.Minute
+	// RestoredAfter is how long the cached state may be newer than the events that arrive: see Events.Add.
+	RestoredAfter = 5 * time.Minute
 	// dropAgain is the time between two attempts to drop the initial events of a watch that has ended.
 	dropAgain = 500 * time.Millisecond
 )
@@ -227,7 +227,7 @@ func (e *Events) noteOlder(event, kept string) error {
 		e.newer = ""
 	case e.newer != kept:
 		e.newer, e.newerSince = kept, time.Now()
-	case time.Since(e.newerSince) > e.r.RestoredAfter:
+	case time.Since(e.newerSince) > RestoredAfter:
 		e.newer = ""
 		return errGap
 	}

@@ -33,9 +33,6 @@ type Recorder struct {
 	Cache  *cache.Store
 	Panics *panics.Catcher
 	Log    logr.Logger
-	// RestoredAfter is how long the cached state may be newer than the events that arrive: see Events.Add.
-	// Default: 5 minutes.
-	RestoredAfter time.Duration
 
 	queues   queues
 	chunks   chunks
@@ -47,7 +44,7 @@ type Recorder struct {
 // limit. If caught is nil, the Recorder does not recover from panics.
 func New(store *cache.Store, maxBytes int64, caught *panics.Catcher, log logr.Logger) *Recorder {
 	return &Recorder{
-		Cache: store, Panics: caught, Log: log, RestoredAfter: restoredAfter,
+		Cache: store, Panics: caught, Log: log,
 		chunks: chunks{maxBytes: maxBytes / ofChunked}, ofNode: limits.NewBytes(maxWaiting), ofOthers: limits.NewBytes(maxWaiting),
 	}
 }

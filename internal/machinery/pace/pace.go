@@ -52,3 +52,29 @@ func (p *ByName) Forget(name string) {
 	defer p.mu.Unlock()
 	delete(p.byName, name)
 }
+
+// Since records since when something is so of objects, by name. Safe for concurrent use; the zero
+// value is ready for use.
+type Since struct {
+	mu    sync.Mutex
+	since map[string]time.Time
+}
+
+// For returns for how long it has been so: 0 for the first call, and after a call with false.
+func (s *Since) For(name string, now time.Time, isSo bool) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !isSo {
+		delete(s.since, name)
+		return 0
+	}
+	since, known := s.since[name]
+	if known {
+		return now.Sub(since)
+	}
+	if s.since == nil {
+		s.since = map[string]time.Time{}
+	}
+	s.since[name] = now
+	return 0
+}

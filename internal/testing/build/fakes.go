@@ -19,11 +19,16 @@ import (
 // Client makes a client for objects in memory. Status is a subresource, as in the CRDs. funcs
 // can intercept calls.
 func Client(funcs interceptor.Funcs, objects ...client.Object) client.WithWatch {
+	return ClientBuilder(funcs, objects...).Build()
+}
+
+// ClientBuilder builds what Client returns, for tests that add indexes.
+func ClientBuilder(funcs interceptor.Funcs, objects ...client.Object) *fake.ClientBuilder {
 	// This tracker does not keep the fields' managers, which takes most of the time of a write.
 	tracker := clienttesting.NewObjectTracker(kinds, serializer.NewCodecFactory(kinds).UniversalDecoder())
 	return fake.NewClientBuilder().WithScheme(kinds).WithObjectTracker(tracker).
 		WithStatusSubresource(&gm.NodeGroup{}, &gm.PropagationPolicy{}, &gm.OverridePolicy{}, &apps.NodePool{}, &apps.UnitedDeployment{}, &apps.YurtCoordinator{}, &capacity.CapacitySplit{}, &certificatesv1.CertificateSigningRequest{}).
-		WithInterceptorFuncs(funcs).WithObjects(objects...).Build()
+		WithInterceptorFuncs(funcs).WithObjects(objects...)
 }
 
 // EvictionRefused returns the API server's error for an eviction that a PodDisruptionBudget does
