@@ -102,8 +102,8 @@ func (r *frameReader) read(n uint64) error {
 	return nil
 }
 
-// begun returns io.EOF if the stream ends here. It must be called between two frames.
-func (r *frameReader) begun() error {
+// atEnd returns io.EOF if the stream ends here. It must be called between two frames.
+func (r *frameReader) atEnd() error {
 	_, err := r.r.Peek(1)
 	return err
 }

@@ -172,7 +172,7 @@ func (r *frameReader) skipSpace() error {
 func (jsonCodec) appendEvent(dst []byte, eventType watch.EventType, object []byte) ([]byte, error) {
 	object = bytes.TrimFunc(object, func(r rune) bool { return r < 0x80 && isJSONSpace(byte(r)) })
 	if len(object) < 2 || object[0] != '{' {
-		return nil, errNoObject
+		return nil, errNotAnObject
 	}
 	dst = slices.Grow(dst, len(object)+len(eventType)+len(`{"type":"","object":}`)+1)
 	dst = append(dst, `{"type":`...)

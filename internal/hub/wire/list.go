@@ -76,15 +76,15 @@ func (f Format) DecodeList(body []byte) (*List, error) {
 // Size is the size of the items of a list. It must be known before the first item is written, because a list in
 // protobuf begins with its size. The zero value is the size of no items.
 type Size struct {
-	items            int
-	bytes, protobufs int64
+	items             int
+	bytes, asProtobuf int64
 }
 
 // Add adds an item with this length in bytes.
 func (s *Size) Add(length int) {
 	s.items++
 	s.bytes += int64(length)
-	s.protobufs += sizeOfItem(length)
+	s.asProtobuf += sizeOfItem(length)
 }
 
 // Encode writes the list with items in its format, which are read one by one. It returns the error that items
@@ -136,7 +136,7 @@ func (h *Header) Length(size Size) (int64, error) {
 	}
 	n := int64(len(frame.before)) + int64(len(frame.after))
 	if h.Format == Protobuf {
-		return n + size.protobufs, nil
+		return n + size.asProtobuf, nil
 	}
 	return n + size.bytes + int64(len(frame.separator))*int64(max(0, size.items-1)), nil
 }
@@ -250,8 +250,8 @@ func editListMeta(members, changes []member, before order) []member {
 }
 
 var (
-	errNoMetadata = errors.New("the list has no metadata in which to set the resourceVersion")
-	errNoObject   = errors.New("it is not the object form of an object")
+	errNoMetadata  = errors.New("the list has no metadata in which to set the resourceVersion")
+	errNotAnObject = errors.New("it is not the object form of an object")
 )
 
 // field is a field that this package reads.

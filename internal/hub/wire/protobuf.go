@@ -70,8 +70,8 @@ func (f messageField) text(name field, value *string) error {
 	return nil
 }
 
-// in reads a string like text, and stores it as bytes.
-func (f messageField) in(name field, value *[]byte) error {
+// textBytes reads a string like text, and stores it as bytes.
+func (f messageField) textBytes(name field, value *[]byte) error {
 	if !f.isBytes {
 		return fmt.Errorf("%s is not a string", name)
 	}
@@ -151,13 +151,13 @@ func readObjectMeta(object []byte, m *Meta) error {
 	err := eachMetaField(object, func(f messageField) error {
 		switch f.number {
 		case 1:
-			return f.in(fieldName, &texts[0])
+			return f.textBytes(fieldName, &texts[0])
 		case 3:
-			return f.in(fieldNamespace, &texts[1])
+			return f.textBytes(fieldNamespace, &texts[1])
 		case 5:
-			return f.in(fieldUID, &texts[2])
+			return f.textBytes(fieldUID, &texts[2])
 		case 6:
-			return f.in(fieldResourceVersion, &texts[3])
+			return f.textBytes(fieldResourceVersion, &texts[3])
 		case 9:
 			m.Deleting = true
 		}
@@ -338,7 +338,7 @@ func (protobufCodec) listFrame(h *Header, size Size) (listFrame, error) {
 			return listFrame{}, err
 		}
 	}
-	raw := int64(len(l.before)) + size.protobufs + int64(len(l.after))
+	raw := int64(len(l.before)) + size.asProtobuf + int64(len(l.after))
 	before := slices.Concat(envelopeMagic, l.envelopeBefore)
 	before = protowire.AppendTag(before, 2, protowire.BytesType)
 	before = protowire.AppendVarint(before, uint64(raw))
@@ -398,7 +398,7 @@ var envelopeEnd = appendText(appendText(nil, 3, ""), 4, "")
 func (protobufCodec) itemOf(object []byte, _ bool) ([]byte, error) {
 	e, has, err := openEnvelope(object)
 	if err == nil && !has {
-		err = errNoObject
+		err = errNotAnObject
 	}
 	return slices.Clip(e.raw), err
 }
@@ -418,7 +418,7 @@ func (protobufCodec) objectOf(item []byte, apiVersion, kind string) ([]byte, err
 const sizeOfLength = 4
 
 func (protobufCodec) readFrame(r *frameReader) error {
-	if err := r.begun(); err != nil {
+	if err := r.atEnd(); err != nil {
 		return err
 	}
 	if err := r.read(sizeOfLength); err != nil {
@@ -449,14 +449,14 @@ func (protobufCodec) decodeEvent(frame []byte) (event Event, err error) {
 		return nil
 	})
 	if err == nil && !bytes.HasPrefix(event.Object, envelopeMagic) {
-		err = errNoObject
+		err = errNotAnObject
 	}
 	return event, err
 }
 
 func (protobufCodec) appendEvent(dst []byte, eventType watch.EventType, object []byte) ([]byte, error) {
 	if !bytes.HasPrefix(object, envelopeMagic) {
-		return nil, errNoObject
+		return nil, errNotAnObject
 	}
 	extension := 1 + protowire.SizeBytes(len(object))
 	length := 1 + protowire.SizeBytes(len(eventType)) + 1 + protowire.SizeBytes(extension)
@@ -485,7 +485,7 @@ func (protobufCodec) decodeStatus(object []byte) (status metav1.Status, err erro
 		return status, err
 	}
 	if !has {
-		return status, errNoObject
+		return status, errNotAnObject
 	}
 	if e.kind == statusType.Kind {
 		err = status.Unmarshal(e.raw)

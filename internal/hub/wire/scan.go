@@ -276,7 +276,7 @@ func (jsonCodec) decodeEvent(frame []byte) (event Event, err error) {
 			}
 			start := s.at()
 			if !s.isObject() {
-				return errNoObject
+				return errNotAnObject
 			}
 			err := s.skip()
 			event.Object = slices.Clip(s.since(start))

@@ -87,15 +87,17 @@ func (o *Observed) names(owners []*metav1.PartialObjectMetadata) string {
 	return strings.Join(names, " › ")
 }
 
-// requires are the objects that require policies.
-func (o *Observed) requires() ownership.PolicyOwners { return ownership.PolicyOwnersOfPod(o.chain()) }
+// policyOwners are the objects that require policies.
+func (o *Observed) policyOwners() ownership.PolicyOwners {
+	return ownership.PolicyOwnersOfPod(o.chain())
+}
 
 func (o *Observed) policy() string {
-	owner := o.requires().Propagation
+	owner := o.policyOwners().Propagation
 	switch {
 	case owner == nil && o.Unseen != "":
 		return "not known: that of " + o.Unseen
-	case owner == nil && o.requires().Override == nil:
+	case owner == nil && o.policyOwners().Override == nil:
 		return "none: kube-scheduler alone places the pod"
 	case owner == nil:
 		return "no PropagationPolicy: kube-scheduler alone places the pod"
@@ -131,7 +133,7 @@ func rules(spec *gm.PropagationSpec) string {
 
 // spread returns the entry of the pod's workload in the policy's status; nil without one.
 func (o *Observed) spread() *gm.WorkloadSpread {
-	owner := o.requires().Propagation
+	owner := o.policyOwners().Propagation
 	if owner == nil || o.Propagation == nil {
 		return nil
 	}
@@ -318,7 +320,7 @@ func (o *Observed) waits() *Obstacle {
 
 // gated finds why the pod is at our gate.
 func (o *Observed) gated() *Obstacle {
-	owners := o.requires()
+	owners := o.policyOwners()
 	if o.PoliciesUnread {
 		return &Obstacle{"the scheduling gate of Atoll, and you may not read the policies that tell why", fmt.Sprintf("kubectl -n %s auth can-i get propagationpolicies.groupmanagement.kubeedge.io", o.Pod.Namespace)}
 	}
@@ -458,14 +460,15 @@ func (o *Observed) closed(name string) *Obstacle {
 	case len(cordoned) > 0:
 		why := fmt.Sprintf("all nodes of NodeGroup %q are cordoned", name)
 		if len(silent) > 0 {
-			why = fmt.Sprintf("no node of NodeGroup %q takes pods: %s cordoned, %s not Ready", name, count(cordoned), count(silent))
+			why = fmt.Sprintf("no node of NodeGroup %q takes pods: %s cordoned, %s not Ready", name, areOf(cordoned), areOf(silent))
 		}
 		return &Obstacle{why, "kubectl uncordon " + strings.Join(cordoned, " ")}
 	}
 	return &Obstacle{fmt.Sprintf("no node of NodeGroup %q is Ready", name), "kubectl describe node " + silent[0]}
 }
 
-func count(names []string) string {
+// areOf returns the subject of a sentence about nodes, with its verb.
+func areOf(names []string) string {
 	if len(names) == 1 {
 		return names[0] + " is"
 	}

@@ -147,7 +147,7 @@ func (o *Observed) above() string {
 
 // overridePolicy names the OverridePolicy; "" without one.
 func (o *Observed) overridePolicy() string {
-	owner := o.requires().Override
+	owner := o.policyOwners().Override
 	switch {
 	case owner == nil:
 		return ""
