@@ -32,49 +32,61 @@ func IndexNodes(indexer client.FieldIndexer) error {
 	return nil
 }
 
-// LabelsOf returns what NodesWith finds a node by: its name, its labels, those that a NodePool has
-// replaced, and IncumbentOf its pool.
+// LabelsOf returns what NodesWith finds a node by: its labels, those that a NodePool has replaced, and
+// IncumbentOf its pool. Not by what each node has another of: that would take most of the memory.
 func LabelsOf(o client.Object) []string {
 	node, is := o.(*corev1.Node)
 	if !is {
 		return nil
 	}
 	read := attributes.Read(node)
-	of := sets.New(valueOf(membership.NameOf(node.Name)), valueOf(IncumbentOf(read.Incumbent())))
+	of := sets.New[string]()
+	if pool := read.Incumbent(); pool != "" {
+		of.Insert(valueOf(IncumbentOf(pool)))
+	}
 	for _, labels := range []map[string]string{node.Labels, read.OwnLabels()} {
 		for key, value := range labels {
-			of.Insert(valueOf(membership.Label{Key: key, Value: value}), valueOf(membership.Label{Key: key, Any: true}))
+			if l := (membership.Label{Key: key, Value: value}); isIndexed(l) {
+				of.Insert(valueOf(l))
+			}
 		}
 	}
 	return of.UnsortedList()
 }
 
-func valueOf(l membership.Label) string {
-	if l.Any {
-		return l.Key
-	}
-	return l.Key + "=" + l.Value
-}
+func valueOf(l membership.Label) string { return l.Key + "=" + l.Value }
 
-// NodesWith returns the nodes of the cache that carry one of some labels, or all nodes, sorted by
-// name. The caller must not change them.
-func NodesWith(ctx context.Context, cache client.Reader, some []membership.Label, all bool) ([]*corev1.Node, error) {
-	filters := make([]client.ListOption, 0, len(some)+1)
+func isIndexed(l membership.Label) bool { return !l.Any && l.Key != corev1.LabelHostname }
+
+// NodesWith returns the nodes of the cache that carry one of some labels, sorted by name. It returns
+// all nodes if all is true, or if a label is not in the index. The caller must not change them.
+func NodesWith(ctx context.Context, cache client.Reader, some []membership.Label, all bool) (nodes []*corev1.Node, err error) {
+	list := func(options ...client.ListOption) {
+		var found corev1.NodeList
+		err = cmp.Or(err, cache.List(ctx, &found, append(options, client.UnsafeDisableDeepCopy)...))
+		for i := range found.Items {
+			nodes = append(nodes, &found.Items[i])
+		}
+	}
+	if all || slices.ContainsFunc(some, func(l membership.Label) bool { return !isIndexed(l) }) {
+		list()
+		some = nil
+	}
 	for _, l := range some {
-		filters = append(filters, client.MatchingFields{NodeLabels: valueOf(l)})
-	}
-	if all {
-		filters = []client.ListOption{client.MatchingLabels{}}
-	}
-	var nodes []*corev1.Node
-	for _, filter := range filters {
-		var list corev1.NodeList
-		if err := cache.List(ctx, &list, filter, client.UnsafeDisableDeepCopy); err != nil {
-			return nil, fmt.Errorf("listing nodes: %w", err)
+		name, isName := l.IsName()
+		if !isName {
+			list(client.MatchingFields{NodeLabels: valueOf(l)})
+			continue
 		}
-		for i := range list.Items {
-			nodes = append(nodes, &list.Items[i])
+		node := &corev1.Node{}
+		if failed := cache.Get(ctx, client.ObjectKey{Name: name}, node, client.UnsafeDisableDeepCopy); failed == nil {
+			nodes = append(nodes, node)
+		} else {
+			err = cmp.Or(err, client.IgnoreNotFound(failed))
 		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading nodes: %w", err)
 	}
 	slices.SortFunc(nodes, func(a, b *corev1.Node) int { return cmp.Compare(a.Name, b.Name) })
 	return slices.CompactFunc(nodes, func(a, b *corev1.Node) bool { return a.Name == b.Name }), nil

@@ -25,16 +25,18 @@ func TestNodesAreFoundByWhatTheyCarry(t *testing.T) {
 		all  bool
 		want []string
 	}{
-		"nothing":               {},
-		"a value":               {some: labels{{Key: "site", Value: "x"}}, want: []string{"a", "c"}},
-		"a value that none has": {some: labels{{Key: "site", Value: "1"}}},
-		"any value":             {some: labels{{Key: "rack", Any: true}}, want: []string{"a", "b"}},
-		"several labels":        {some: labels{{Key: "rack", Any: true}, {Key: "site", Value: "x"}}, want: []string{"a", "b", "c"}},
-		"a name":                {some: labels{membership.NameOf("b")}, want: []string{"b"}},
-		"a pool":                {some: labels{IncumbentOf("p")}, want: []string{"d"}},
-		"what a pool gave":      {some: labels{{Key: "site", Value: "of-pool"}}, want: []string{"d"}},
-		"what it replaced":      {some: labels{{Key: "site", Value: "z"}}, want: []string{"d"}},
-		"all":                   {some: labels{membership.NameOf("b")}, all: true, want: []string{"a", "b", "c", "d"}},
+		"nothing":                              {},
+		"a value":                              {some: labels{{Key: "site", Value: "x"}}, want: []string{"a", "c"}},
+		"a value that none has":                {some: labels{{Key: "site", Value: "1"}}},
+		"any value, which is not in the index": {some: labels{{Key: "rack", Any: true}}, want: []string{"a", "b", "c", "d"}},
+		"a host name, which is not either":     {some: labels{{Key: corev1.LabelHostname, Value: "b"}}, want: []string{"a", "b", "c", "d"}},
+		"a name that no node has":              {some: labels{membership.NameOf("x")}},
+		"several labels":                       {some: labels{{Key: "rack", Value: "1"}, {Key: "site", Value: "x"}, membership.NameOf("b")}, want: []string{"a", "b", "c"}},
+		"a name":                               {some: labels{membership.NameOf("b")}, want: []string{"b"}},
+		"a pool":                               {some: labels{IncumbentOf("p")}, want: []string{"d"}},
+		"what a pool gave":                     {some: labels{{Key: "site", Value: "of-pool"}}, want: []string{"d"}},
+		"what it replaced":                     {some: labels{{Key: "site", Value: "z"}}, want: []string{"d"}},
+		"all":                                  {some: labels{membership.NameOf("b")}, all: true, want: []string{"a", "b", "c", "d"}},
 	} {
 		found, err := NodesWith(t.Context(), cache, tc.some, tc.all)
 		var got []string

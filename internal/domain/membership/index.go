@@ -16,8 +16,14 @@ type Label struct {
 	Any        bool
 }
 
+// nameKey is the key of NameOf. It is no label of the API server's.
+const nameKey = "metadata.name"
+
 // NameOf returns the name of a node as a label that only this node carries.
-func NameOf(node string) Label { return Label{Key: "metadata.name", Value: node} }
+func NameOf(node string) Label { return Label{Key: nameKey, Value: node} }
+
+// IsName returns the name of a node if the label is one of NameOf.
+func (l Label) IsName() (node string, is bool) { return l.Value, l.Key == nameKey }
 
 // demanded returns the labels of which a node must carry one to meet a requirement. The result
 // is nil if a node can meet the requirement without the label.
