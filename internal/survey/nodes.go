@@ -40,11 +40,12 @@ func LabelsOf(o client.Object) []string {
 		return nil
 	}
 	read := attributes.Read(node)
-	of := sets.New[string]()
+	of, carried := sets.New[string](), []map[string]string{node.Labels}
 	if pool := read.Incumbent(); pool != "" {
 		of.Insert(valueOf(IncumbentOf(pool)))
+		carried = append(carried, read.OwnLabels())
 	}
-	for _, labels := range []map[string]string{node.Labels, read.OwnLabels()} {
+	for _, labels := range carried {
 		for key, value := range labels {
 			if l := (membership.Label{Key: key, Value: value}); isIndexed(l) {
 				of.Insert(valueOf(l))

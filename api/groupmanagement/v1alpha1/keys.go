@@ -196,7 +196,8 @@ const (
 	// of pods stays with the group.
 	ReasonMembersNotReady = "MembersNotReady"
 	// ReasonNodesNotSelected: at least one selected node belongs to another
-	// NodeGroup or does not exist. status.nodeStatuses says which.
+	// NodeGroup, does not exist or cannot be labelled. status.nodeStatuses says
+	// which.
 	ReasonNodesNotSelected = "NodesNotSelected"
 	// ReasonInvalidSelector: spec.matchLabels or spec.matchExpressions cannot
 	// be used as a label selector. Nodes keep the group that they have.

@@ -19,6 +19,7 @@ package nodegroup
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -58,6 +59,8 @@ type Reconciler struct {
 	groups memo.Memo[*groups]
 	// groupRequests enqueues groups for changes of nodes.
 	groupRequests trigger.Source[ctrl.Request]
+	// failedWrites are the nodes that could not be labelled.
+	failedWrites members.Failures
 	// statuses bounds status writes by group.
 	statuses pace.ByName
 	// labelling is since when nodes of each group are being labelled.
@@ -71,7 +74,9 @@ type scope struct {
 	invalid  error
 	// nodes are the nodes that the group selects or that carry its label.
 	nodes []membership.Node
-	// behind is true if the label of one of them is wrong, held if one carries the group's label.
+	// failed are those of them that cannot be labelled.
+	failed []members.Failure
+	// behind is true if others have a wrong label, held if one carries the group's label.
 	behind, held bool
 	// observed is true once all fields above are set.
 	observed bool
@@ -145,14 +150,19 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	if err != nil {
 		return err
 	}
+	s.failed = r.failedWrites.Of(s.group.Name)
 	for _, node := range nodes {
-		has, want := node.Labels[gm.NodeGroupLabel], groups.Assign(node.Name, node.Labels)
-		s.behind = s.behind || has != want && (has == s.group.Name || want == s.group.Name)
-		s.held = s.held || has == s.group.Name
-		if want == s.group.Name && has != want {
-			want = "" // it is a member once it is labelled
+		n := membership.Node{Name: node.Name, Labels: node.Labels, Ready: readyStatus(node), Group: groups.Assign(node.Name, node.Labels)}
+		if has := node.Labels[gm.NodeGroupLabel]; has != n.Group && (has == s.group.Name || n.Group == s.group.Name) {
+			n.Group = has // until it is labelled
+			if at := slices.IndexFunc(s.failed, func(f members.Failure) bool { return f.Node == node.Name }); at >= 0 {
+				n.Problem = "cannot be written: " + s.failed[at].Why
+			} else {
+				s.behind = true
+			}
 		}
-		s.nodes = append(s.nodes, membership.Node{Name: node.Name, Labels: node.Labels, Ready: readyStatus(node), Group: want})
+		s.held = s.held || node.Labels[gm.NodeGroupLabel] == s.group.Name
+		s.nodes = append(s.nodes, n)
 	}
 	s.observed = true
 	return nil

@@ -481,16 +481,32 @@ func TestStatusWaitsForTheLabels(t *testing.T) {
 	if err := s.label(); err == nil {
 		t.Error("a failed patch returned no error")
 	}
-	s.clock.Step(members.Unseen)
-	if result, err := s.pass("g"); err != nil || result.RequeueAfter != 0 {
-		t.Errorf("comes back after %s, error %v", result.RequeueAfter, err)
+	says := func(total int32, reason, message string) {
+		t.Helper()
+		if result, err := s.pass("g"); err != nil || result.RequeueAfter != 0 {
+			t.Errorf("comes back after %s, error %v", result.RequeueAfter, err)
+		}
+		if c := s.ready("g"); c.Reason != reason || !strings.Contains(c.Message, message) || s.group("g").Status.Total != total {
+			t.Errorf("%d members, and the condition is %+v", s.group("g").Status.Total, c)
+		}
 	}
-	if c := s.ready("g"); c.Reason != gm.ReasonNodesNotSelected || !strings.Contains(c.Message, `"b"`) || s.group("g").Status.Total != 1 {
-		t.Errorf("the condition is %+v", c)
-	}
+	says(1, gm.ReasonNodesNotSelected, `nodes that cannot be written: "b": no`)
 	s.refuse = ""
 	s.reconcile("g")
-	if c := s.ready("g"); c.Reason != gm.ReasonMembersReady || s.group("g").Status.Total != 2 {
-		t.Errorf("the condition is %+v", c)
+	says(2, gm.ReasonMembersReady, "")
+
+	// A node that cannot leave is in the group as long as it carries the label.
+	g := s.group("g")
+	g.Spec.Nodes, g.Generation = []string{"a"}, g.Generation+1
+	if err := s.Client.Update(t.Context(), g); err != nil {
+		t.Fatal(err)
 	}
+	s.refuse = "b"
+	if err := s.label(); err == nil {
+		t.Error("a failed patch returned no error")
+	}
+	says(2, gm.ReasonNodesNotSelected, `nodes that cannot be written: "b": no`)
+	s.refuse = ""
+	s.reconcile("g")
+	says(1, gm.ReasonMembersReady, "")
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -15,6 +16,7 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/membership"
+	"github.com/atoll-k8s/atoll/internal/machinery/members"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/survey"
 )
@@ -83,6 +85,9 @@ func (gs *groups) nodesOf(ctx context.Context, c client.Reader, group string) ([
 func (r *Reconciler) reconcileNode(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	node := &corev1.Node{}
 	if err := r.Client.Get(ctx, req.NamespacedName, node, client.UnsafeDisableDeepCopy); err != nil {
+		if client.IgnoreNotFound(err) == nil {
+			r.written(req.Name)
+		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	return phase.Run(ctx, node, r.label)
@@ -95,10 +100,14 @@ func (r *Reconciler) label(ctx context.Context, node *corev1.Node) error {
 	}
 	has, want := node.Labels[gm.NodeGroupLabel], groups.Assign(node.Name, node.Labels)
 	if has == want {
+		r.written(node.Name)
 		return nil
 	}
-	if adopted, err := r.isAdopted(ctx, want); err != nil || !adopted {
-		return err // adopt must set the finalizer first; that change of the group enqueues the node
+	switch adopted, err := r.isAdopted(ctx, want); {
+	case err != nil:
+		return err
+	case !adopted: // that change of the group enqueues the node, unless the group goes before
+		return phase.Wait("the finalizer of NodeGroup "+want, members.AdoptedWithin)
 	}
 	var value any = want
 	if want == "" {
@@ -113,17 +122,31 @@ func (r *Reconciler) label(ctx context.Context, node *corev1.Node) error {
 	}
 	patched := &corev1.Node{}
 	patched.Name = node.Name
-	if err := r.Client.Patch(ctx, patched, client.RawPatch(types.MergePatchType, raw)); err != nil {
-		if client.IgnoreNotFound(err) == nil {
-			return nil
+	switch err := r.Client.Patch(ctx, patched, client.RawPatch(types.MergePatchType, raw)); {
+	case apierrors.IsNotFound(err):
+		return nil
+	case apierrors.IsConflict(err):
+		return err
+	case err != nil:
+		if r.failedWrites.Set(members.Failure{Node: node.Name, Why: members.ReasonOf(err), From: has, To: want}) {
+			r.members().EnqueueGroups(has, want)
 		}
 		return fmt.Errorf("labelling node %q: %w", node.Name, err)
 	}
+	r.written(node.Name)
 	log.FromContext(ctx).Info("Node changed its NodeGroup", "node", node.Name, "from", has, "to", want)
 	return nil
 }
 
-// isAdopted reports whether nodes may be labelled with a group: it has its finalizer. "" is no group.
+// written removes the failure of a node, if any, and enqueues its groups to update their status.
+func (r *Reconciler) written(node string) {
+	if was, had := r.failedWrites.Clear(node); had {
+		r.members().EnqueueGroups(was.From, was.To)
+	}
+}
+
+// isAdopted reports whether nodes may be labelled with a group: it has its finalizer. "" is no group. A
+// group that is being deleted gets no nodes.
 func (r *Reconciler) isAdopted(ctx context.Context, name string) (bool, error) {
 	if name == "" {
 		return true, nil

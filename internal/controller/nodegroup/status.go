@@ -24,6 +24,8 @@ func setStatus(s *scope) {
 	switch {
 	case s.invalid != nil:
 		ready, reason, message = metav1.ConditionFalse, gm.ReasonInvalidSelector, s.invalid.Error()
+	case len(s.failed) > 0:
+		ready, reason, message = metav1.ConditionFalse, gm.ReasonNodesNotSelected, members.Message(s.failed)
 	case status.Total == 0 && observed.Failed == 0:
 		ready, reason, message = metav1.ConditionFalse, gm.ReasonNoMembers, "no node is selected by spec.nodes, spec.matchLabels or spec.matchExpressions"
 	case observed.Failed > 0:

@@ -1,13 +1,20 @@
 package nodegroup
 
 import (
+	"context"
+	"errors"
+	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/machinery/members"
 	"github.com/atoll-k8s/atoll/internal/testing/build"
 	"github.com/atoll-k8s/atoll/internal/testing/watched"
 )
@@ -34,7 +41,7 @@ func TestWatches(t *testing.T) {
 		nodes, groups string
 	}{
 		"a group is created":              {after: g(), nodes: "carrying matching", groups: "by-label"},
-		"a group is deleted":              {before: g(), nodes: "carrying matching", groups: "by-label"},
+		"a group is deleted":              {before: g(), nodes: "carrying", groups: "by-label"},
 		"its spec changes":                {before: g(), after: g(func(g *gm.NodeGroup) { g.Generation++ }), nodes: "carrying matching", groups: "by-label"},
 		"its deletion begins":             {before: g(), after: g(func(g *gm.NodeGroup) { g.DeletionTimestamp = &metav1.Time{} }), nodes: "carrying matching", groups: "by-label"},
 		"its finalizer is set":            {before: g(func(g *gm.NodeGroup) { g.Finalizers = nil }), after: g(func(g *gm.NodeGroup) { g.Finalizers = []string{gm.NodeGroupFinalizer} }), nodes: "carrying matching", groups: "by-label"},
@@ -62,6 +69,11 @@ func TestWatches(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newWatchedSite(t)
+			if tc.after == nil { // the cache has no deleted object
+				if err := s.Client.Delete(t.Context(), tc.before); client.IgnoreNotFound(err) != nil {
+					t.Fatal(err)
+				}
+			}
 			var nodes, groups watched.Queue
 			if err := s.groupRequests.Start(t.Context(), &groups); err != nil {
 				t.Fatal(err)
@@ -75,6 +87,91 @@ func TestWatches(t *testing.T) {
 				t.Errorf("groups %q are enqueued, want %q", got, tc.groups)
 			}
 		})
+	}
+}
+
+// TestEventsAreFollowed: of groups that are created, changed and deleted while the controllers run.
+func TestEventsAreFollowed(t *testing.T) {
+	ctx, s := t.Context(), newSite(t, build.NodeGroup("first", build.Selects("other")), build.Node("n", build.Label("site", "x")), build.Node("bare"))
+	if _, err := s.compiled(ctx); err != nil { // as a pass before
+		t.Fatal(err)
+	}
+	send := func(before, after client.Object, nodes string, want map[string]string) {
+		t.Helper()
+		var q watched.Queue
+		q.Send(ctx, s.nodeWatches(), before, after)
+		got := q.Take()
+		if got != nodes {
+			t.Errorf("nodes %q are enqueued, want %q", got, nodes)
+		}
+		for _, node := range strings.Fields(got) {
+			if result, err := s.reconcileNode(ctx, request(node)); err != nil || result.RequeueAfter != 0 {
+				t.Errorf("node %s comes back after %s, error %v", node, result.RequeueAfter, err)
+			}
+		}
+		if diff := cmp.Diff(want, s.labels()); diff != "" {
+			t.Errorf("wrong labels (-want +got):\n%s", diff)
+		}
+	}
+	second := build.NodeGroup("second", selects(map[string]string{"site": "x"}), build.With(func(g *gm.NodeGroup) { g.Finalizers = []string{gm.NodeGroupFinalizer} }))
+	if err := s.Client.Create(ctx, second); err != nil {
+		t.Fatal(err)
+	}
+	if result, err := s.Reconcile(ctx, request("second")); err != nil || result.RequeueAfter != members.Debounce { // before the event
+		t.Errorf("comes back after %s, error %v", result.RequeueAfter, err)
+	}
+	send(nil, second, "n", map[string]string{"n": "second"})
+
+	before := s.group("second")
+	changed := s.group("second")
+	changed.Generation++
+	changed.Spec = gm.NodeGroupSpec{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "site", Operator: metav1.LabelSelectorOpDoesNotExist}}}
+	if err := s.Client.Update(ctx, changed); err != nil {
+		t.Fatal(err)
+	}
+	send(before, changed, "bare n", map[string]string{"bare": "second"})
+
+	before = s.group("second")
+	changed = s.group("second")
+	changed.Finalizers = nil // by force
+	if err := errors.Join(s.Client.Update(ctx, changed), s.Client.Delete(ctx, changed)); err != nil {
+		t.Fatal(err)
+	}
+	send(before, nil, "bare", map[string]string{})
+}
+
+// TestANodeIsNotForgottenByAGroupThatGoes before it has its finalizer: the next group gets it.
+func TestANodeIsNotForgottenByAGroupThatGoes(t *testing.T) {
+	s := newSite(t, build.NodeGroup("old", created(1), build.Selects("n")), build.NodeGroup("young", created(2), build.Selects("n")), build.Node("n"))
+	_, _ = s.pass("young")
+	if result, err := s.reconcileNode(t.Context(), request("n")); err != nil || result.RequeueAfter != members.AdoptedWithin {
+		t.Fatalf("comes back after %s, error %v", result.RequeueAfter, err)
+	}
+	if err := s.Client.Delete(t.Context(), s.group("old")); err != nil {
+		t.Fatal(err)
+	}
+	s.reconcile("young")
+	if got := s.labels()["n"]; got != "young" {
+		t.Errorf("the node is in group %q", got)
+	}
+}
+
+// TestTheStartListsGroupsOnce, not for each of them.
+func TestTheStartListsGroupsOnce(t *testing.T) {
+	s := newSite(t, build.NodeGroup("a", build.Selects("n")), build.NodeGroup("b", build.Selects("n")), build.Node("n"))
+	lists := 0
+	s.Reconciler.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			lists++
+			return c.List(ctx, list, opts...)
+		},
+	})
+	var q watched.Queue
+	for _, name := range []string{"a", "b"} {
+		s.members().OfGroups().Create(t.Context(), event.CreateEvent{Object: s.group(name), IsInInitialList: true}, &q)
+	}
+	if got := q.Take(); got != "" || lists != 0 {
+		t.Errorf("nodes %q are enqueued after %d lists", got, lists)
 	}
 }
 

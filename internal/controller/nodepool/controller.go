@@ -67,7 +67,7 @@ type Reconciler struct {
 	// poolRequests enqueues pools for changes of nodes, and after writes of nodes.
 	poolRequests trigger.Source[ctrl.Request]
 	// failedWrites are the nodes that could not be written.
-	failedWrites failedWrites
+	failedWrites members.Failures
 
 	// holds are the delays of NoExecute taints, by pool.
 	holds holds
@@ -95,7 +95,7 @@ type scope struct {
 	// behind are nodes in the pool that have to be written. failed are nodes that could not
 	// be written.
 	behind []string
-	failed []failure
+	failed []members.Failure
 	// kept are nodes that get no NoExecute taint now, because they are cut off from the cloud.
 	// evicting are the NoExecute taints that other nodes of the pool do not carry yet. delay is
 	// whether and why they wait.

@@ -173,7 +173,10 @@ func TestFinalizerComesFirst(t *testing.T) {
 	if err := s.Client.Update(t.Context(), p); err != nil {
 		t.Fatal(err)
 	}
-	s.nodes("n")
+	s.index.all.Invalidate()
+	if result, err := s.reconcileNode(t.Context(), request("n")); err != nil || result.RequeueAfter != members.AdoptedWithin { // the pool may go before it has it
+		t.Errorf("comes back after %s, error %v", result.RequeueAfter, err)
+	}
 	if len(s.writes) > 0 {
 		t.Errorf("written: %v", s.writes)
 	}

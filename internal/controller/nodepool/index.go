@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -160,58 +159,4 @@ func (ps *pools) plan(n *attributes.Node) (membership.Claim, *poolEntry, attribu
 	}
 	change, err := n.Plan(gives, selected)
 	return claim, in, change, err
-}
-
-// failure is a node that could not be written, and why.
-type failure struct {
-	node, why string
-}
-
-// failedWrites are the nodes that could not be written. It is safe for concurrent use.
-type failedWrites struct {
-	mu     sync.Mutex
-	byNode map[string]failedWrite
-}
-
-// failedWrite is the error of a write, and the pools that the node was to leave and to join.
-type failedWrite struct {
-	why      string
-	from, to string
-}
-
-// set records that a node could not be written. It reports whether that is new.
-func (t *failedWrites) set(node string, is failedWrite) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.byNode[node] == is {
-		return false
-	}
-	if t.byNode == nil {
-		t.byNode = map[string]failedWrite{}
-	}
-	t.byNode[node] = is
-	return true
-}
-
-// clear removes a node's failure and returns it.
-func (t *failedWrites) clear(node string) (was failedWrite, had bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	was, had = t.byNode[node]
-	delete(t.byNode, node)
-	return was, had
-}
-
-// of returns the failures that concern a pool, sorted by node.
-func (t *failedWrites) of(pool string) []failure {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	var out []failure
-	for node, is := range t.byNode {
-		if is.from == pool || is.to == pool {
-			out = append(out, failure{node, is.why})
-		}
-	}
-	slices.SortFunc(out, func(a, b failure) int { return strings.Compare(a.node, b.node) })
-	return out
 }

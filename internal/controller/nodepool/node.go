@@ -16,7 +16,6 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/attributes"
 	"github.com/atoll-k8s/atoll/internal/domain/connectivity"
-	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
 	"github.com/atoll-k8s/atoll/internal/machinery/members"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 )
@@ -82,8 +81,11 @@ func (r *Reconciler) decide(ctx context.Context, v *visit) error {
 	r.missing(v.node, missing)
 	if in != nil {
 		adopted, err := r.isAdopted(ctx, in.gives.Name)
-		if err != nil || !adopted {
-			return err // adopt must set the finalizer first; that change of the pool enqueues the node
+		if err != nil {
+			return err
+		}
+		if !adopted { // that change of the pool enqueues the node, unless the pool goes before
+			return phase.Wait("the finalizer of NodePool "+in.gives.Name, members.AdoptedWithin)
 		}
 	}
 	if _, known := v.pools.Get(claim.Incumbent); claim.Incumbent != "" && !known {
@@ -140,9 +142,9 @@ func (r *Reconciler) write(ctx context.Context, v *visit) error {
 		return err
 	default:
 		patchesTotal.WithLabelValues("error").Inc()
-		is := failedWrite{why: reasonOf(err), from: v.change.From, to: v.change.To}
-		if r.failedWrites.set(v.node.Name, is) {
-			r.members().EnqueueGroups(is.from, is.to)
+		is := members.Failure{Node: v.node.Name, Why: members.ReasonOf(err), From: v.change.From, To: v.change.To}
+		if r.failedWrites.Set(is) {
+			r.members().EnqueueGroups(is.From, is.To)
 		}
 		return fmt.Errorf("writing attributes of node %q: %w", v.node.Name, err)
 	}
@@ -161,19 +163,9 @@ func (r *Reconciler) forgetNode(name string) {
 // cleared removes the failure of a node, if any, and enqueues its pools to update their
 // status.
 func (r *Reconciler) cleared(node string) {
-	if was, had := r.failedWrites.clear(node); had {
-		r.members().EnqueueGroups(was.from, was.to)
+	if was, had := r.failedWrites.Clear(node); had {
+		r.members().EnqueueGroups(was.From, was.To)
 	}
-}
-
-// reasonOf returns the text of an error, bounded, for a status message.
-func reasonOf(err error) string {
-	const shown = 200
-	text := conditions.Truncate(err.Error(), shown)
-	if reason := apierrors.ReasonForError(err); reason != "" && text != err.Error() {
-		return string(reason) + ": " + text
-	}
-	return text
 }
 
 // patchOf encodes a change as a merge patch. It has the resourceVersion of the node, because

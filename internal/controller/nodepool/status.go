@@ -42,7 +42,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 	if s.delay = r.delayOf(ctx, s.pool.Name, s.evicting); len(s.evicting) == 0 {
 		r.holds.forget(s.pool.Name)
 	}
-	s.failed = r.failedWrites.of(s.pool.Name)
+	s.failed = r.failedWrites.Of(s.pool.Name)
 	s.observed = true
 	return nil
 }
@@ -122,7 +122,7 @@ func setStatus(s *scope) {
 	synced, syncReason, syncMessage := metav1.ConditionTrue, apps.ReasonSynced, "every node carries what the pool gives"
 	switch behind := slices.Compact(slices.Sorted(slices.Values(append(slices.Clone(s.behind), s.leaving...)))); {
 	case len(s.failed) > 0:
-		synced, syncReason, syncMessage = metav1.ConditionFalse, apps.ReasonSyncFailed, failures(s.failed)
+		synced, syncReason, syncMessage = metav1.ConditionFalse, apps.ReasonSyncFailed, members.Message(s.failed)
 	case len(behind) > 0 && s.delay.waits():
 		synced, syncReason, syncMessage = metav1.ConditionFalse, apps.ReasonTaintsWait, waitsFor(&s.delay)
 	case s.isSyncing():
@@ -194,17 +194,7 @@ func protection(s *scope) (is metav1.ConditionStatus, reason, message string) {
 // waitsFor returns the message about what NoExecute taints wait for.
 func waitsFor(d *delay) string {
 	if d.failed != nil {
-		return "NoExecute taints wait, 5 minutes at most: the pods that must tolerate them cannot be read: " + reasonOf(d.failed)
+		return "NoExecute taints wait, 5 minutes at most: the pods that must tolerate them cannot be read: " + members.ReasonOf(d.failed)
 	}
 	return "NoExecute taints wait, 5 minutes at most, for the pods of these workloads to tolerate them: " + conditions.List(d.workloads)
-}
-
-// failures returns the message about nodes that could not be written, with the error of the
-// first.
-func failures(all []failure) string {
-	names := make([]string, len(all))
-	for i := range all {
-		names[i] = all[i].node
-	}
-	return fmt.Sprintf("nodes that cannot be written: %s: %s", conditions.List(names), all[0].why)
 }

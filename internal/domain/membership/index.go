@@ -69,12 +69,19 @@ type index[T grouping] struct {
 // newIndex makes the index. It copies the slice. A selector may demand several labels: it is found by
 // those that the fewest others demand.
 func newIndex[T grouping](all []T) index[T] {
-	x := index[T]{byAge: slices.Clone(all), byName: make(map[string]int, len(all)), byLabel: map[Label][]int{}, labels: make([][]Label, len(all))}
-	slices.SortStableFunc(x.byAge, func(a, b T) int {
-		name, created := a.from()
-		other, than := b.from()
+	x := index[T]{byName: make(map[string]int, len(all)), byLabel: map[Label][]int{}, labels: make([][]Label, len(all))}
+	order := make([]int, len(all)) // positions, because they are faster to move than groups
+	for at := range all {
+		order[at] = at
+	}
+	slices.SortStableFunc(order, func(a, b int) int {
+		name, created := all[a].from()
+		other, than := all[b].from()
 		return cmp.Or(created.Compare(than), cmp.Compare(name, other))
 	})
+	for _, at := range order {
+		x.byAge = append(x.byAge, all[at])
+	}
 	users := map[Label]int{}
 	for at, one := range x.byAge {
 		name, _ := one.from()

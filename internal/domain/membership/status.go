@@ -23,8 +23,10 @@ type Node struct {
 	Labels map[string]string
 	// Ready is the node's own Ready condition; empty counts as Unknown.
 	Ready gm.NodeReadyStatus
-	// Group is the result of Groups.Assign for the node; "" is no group.
+	// Group is the group that the node is in; "" is no group.
 	Group string
+	// Problem is why the node's group cannot be changed, "" if it can.
+	Problem string
 }
 
 // Status is the observed state of one group.
@@ -41,7 +43,7 @@ type Status struct {
 }
 
 // Status reports for every node that the group selects whether it is a member, and if not,
-// why. nodes has all nodes of the cluster in any order, each once.
+// why. nodes has the nodes that the group selects and those that are in it, in any order, each once.
 func (g Group) Status(nodes []Node) Status {
 	var status Status
 	seen := sets.Set[string]{} // nodes that the spec names and that exist
@@ -57,7 +59,7 @@ func (g Group) Status(nodes []Node) Status {
 		entry := gm.NodeStatus{
 			NodeName:        node.Name,
 			ReadyStatus:     cmp.Or(node.Ready, gm.NodeUnknown),
-			SelectionStatus: gm.SelectionSucceeded,
+			SelectionStatus: gm.SelectionSucceeded, SelectionStatusReason: node.Problem,
 		}
 		if member {
 			status.Contained = append(status.Contained, node.Name)
@@ -89,6 +91,9 @@ func (g Group) Status(nodes []Node) Status {
 }
 
 func (g Group) reasonNotMember(node *Node) string {
+	if node.Problem != "" {
+		return node.Problem
+	}
 	if node.Group == "" && g.Deleting {
 		return reasonGroupDeleting
 	}

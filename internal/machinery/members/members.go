@@ -25,6 +25,8 @@ const (
 	// Unseen is how long nodes of a group may be written before its status says so: most have all
 	// their nodes by then, and the status is written once.
 	Unseen = time.Second
+	// AdoptedWithin is the time between two passes over a node whose group does not have its finalizer.
+	AdoptedWithin = 10 * time.Second
 )
 
 type queue = workqueue.TypedRateLimitingInterface[ctrl.Request]
@@ -98,7 +100,9 @@ func (m *Members) OfGroups() handler.EventHandler {
 	return handler.Funcs{
 		CreateFunc: func(ctx context.Context, e event.CreateEvent, q queue) {
 			m.Invalidate()
-			changed(ctx, e.Object, q)
+			if !e.IsInInitialList { // then every node has a pass anyway
+				changed(ctx, e.Object, q)
+			}
 		},
 		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, q queue) {
 			before, after := e.ObjectOld, e.ObjectNew
@@ -110,7 +114,6 @@ func (m *Members) OfGroups() handler.EventHandler {
 				return
 			}
 			changed(ctx, after, q)
-			m.EnqueueGroups(after.GetName()) // the pass that the change itself enqueued may have seen less
 		},
 		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q queue) {
 			m.Invalidate()
