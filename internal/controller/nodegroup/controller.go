@@ -20,16 +20,12 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/membership"
@@ -39,15 +35,6 @@ import (
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
-	"github.com/atoll-k8s/atoll/internal/machinery/watch"
-)
-
-const (
-	// nodesAtOnce and groupsAtOnce are how many are reconciled at a time.
-	nodesAtOnce, groupsAtOnce = 8, 4
-	// retryFirst and retryLast bound the delay before a node whose write failed is tried
-	// again. The cause, such as an admission policy, may disappear without an event.
-	retryFirst, retryLast = 100 * time.Millisecond, time.Minute
 )
 
 // Reconciler labels nodes with their group, and writes the status of groups.
@@ -88,20 +75,7 @@ type scope struct {
 
 // SetupWithManager registers the two controllers.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
-	r.groupRequests.Debounce = members.Debounce
-	err := watch.Add(ctrl.NewControllerManagedBy(mgr), r.groupWatches()).
-		WatchesRawSource(&r.groupRequests).
-		WithOptions(controller.Options{MaxConcurrentReconciles: groupsAtOnce}).
-		Complete(phase.Backoff[ctrl.Request](r))
-	if err != nil {
-		return err
-	}
-	return watch.Add(ctrl.NewControllerManagedBy(mgr).Named("nodegroup-node"), r.nodeWatches()).
-		WithOptions(controller.Options{
-			MaxConcurrentReconciles: nodesAtOnce,
-			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[ctrl.Request](retryFirst, retryLast),
-		}).
-		Complete(phase.Backoff[ctrl.Request](reconcile.Func(r.reconcileNode)))
+	return r.members().Setup(mgr, r, "nodegroup-node", r.reconcileNode)
 }
 
 // Reconcile runs the phases for one group.

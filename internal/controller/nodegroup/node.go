@@ -42,10 +42,9 @@ func (e *groupEntry) isOf(g *gm.NodeGroup) bool {
 	return e.uid == g.UID && e.generation == g.Generation && e.deleting == (g.DeletionTimestamp != nil)
 }
 
-// compiled returns all groups. After a change of one it lists them again, and compiles those that
-// changed.
+// compiled returns all groups. After a change of one it lists and compiles them again.
 func (r *Reconciler) compiled(ctx context.Context) (*groups, error) {
-	return r.groups.Get(func(before *groups) (*groups, error) {
+	return r.groups.Get(func() (*groups, error) {
 		var list gm.NodeGroupList
 		if err := r.Client.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
 			return nil, fmt.Errorf("listing NodeGroups: %w", err)
@@ -54,14 +53,8 @@ func (r *Reconciler) compiled(ctx context.Context) (*groups, error) {
 		compiled := make([]membership.Group, 0, len(list.Items))
 		for i := range list.Items {
 			g := &list.Items[i]
-			var e groupEntry
-			if before != nil {
-				e = before.byName[g.Name]
-			}
-			if !e.isOf(g) {
-				e = groupEntry{uid: g.UID, generation: g.Generation, deleting: g.DeletionTimestamp != nil}
-				e.group, e.invalid = membership.Compile(g)
-			}
+			e := groupEntry{uid: g.UID, generation: g.Generation, deleting: g.DeletionTimestamp != nil}
+			e.group, e.invalid = membership.Compile(g)
 			fresh.byName[g.Name] = e
 			compiled = append(compiled, e.group)
 		}
@@ -86,7 +79,7 @@ func (r *Reconciler) reconcileNode(ctx context.Context, req ctrl.Request) (ctrl.
 	node := &corev1.Node{}
 	if err := r.Client.Get(ctx, req.NamespacedName, node, client.UnsafeDisableDeepCopy); err != nil {
 		if client.IgnoreNotFound(err) == nil {
-			r.written(req.Name)
+			r.members().Written(req.Name)
 		}
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
@@ -100,7 +93,7 @@ func (r *Reconciler) label(ctx context.Context, node *corev1.Node) error {
 	}
 	has, want := node.Labels[gm.NodeGroupLabel], groups.Assign(node.Name, node.Labels)
 	if has == want {
-		r.written(node.Name)
+		r.members().Written(node.Name)
 		return nil
 	}
 	switch adopted, err := r.isAdopted(ctx, want); {
@@ -128,21 +121,12 @@ func (r *Reconciler) label(ctx context.Context, node *corev1.Node) error {
 	case apierrors.IsConflict(err):
 		return err
 	case err != nil:
-		if r.failedWrites.Set(members.Failure{Node: node.Name, Why: members.ReasonOf(err), From: has, To: want}) {
-			r.members().EnqueueGroups(has, want)
-		}
+		r.members().Failed(members.Failure{Node: node.Name, Why: members.ReasonOf(err), From: has, To: want})
 		return fmt.Errorf("labelling node %q: %w", node.Name, err)
 	}
-	r.written(node.Name)
+	r.members().Written(node.Name)
 	log.FromContext(ctx).Info("Node changed its NodeGroup", "node", node.Name, "from", has, "to", want)
 	return nil
-}
-
-// written removes the failure of a node, if any, and enqueues its groups to update their status.
-func (r *Reconciler) written(node string) {
-	if was, had := r.failedWrites.Clear(node); had {
-		r.members().EnqueueGroups(was.From, was.To)
-	}
 }
 
 // isAdopted reports whether nodes may be labelled with a group: it has its finalizer. "" is no group. A

@@ -8,27 +8,13 @@ import (
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/machinery/members"
-	"github.com/atoll-k8s/atoll/internal/machinery/watch"
 )
-
-// groupWatches returns which changes start a pass over a NodeGroup. The watches of nodes enqueue more
-// groups.
-func (r *Reconciler) groupWatches() []watch.Watch {
-	return []watch.Watch{{Object: &gm.NodeGroup{}}}
-}
-
-// nodeWatches returns which changes start a pass over a node.
-func (r *Reconciler) nodeWatches() []watch.Watch {
-	return []watch.Watch{
-		{Object: &corev1.Node{}, Handler: r.members().OfNodes()},
-		{Object: &gm.NodeGroup{}, Handler: r.members().OfGroups()},
-	}
-}
 
 func (r *Reconciler) members() *members.Members {
 	return &members.Members{
 		Decides:  func(before, after *corev1.Node) bool { return !maps.Equal(before.Labels, after.Labels) },
-		GroupsOf: r.groupsOf, NodesOf: r.nodesOf, Invalidate: r.groups.Invalidate, Groups: &r.groupRequests,
+		GroupsOf: r.groupsOf, NodesOf: r.nodesOf, Invalidate: r.groups.Invalidate,
+		Group: &gm.NodeGroup{}, Groups: &r.groupRequests, Failures: &r.failedWrites,
 	}
 }
 

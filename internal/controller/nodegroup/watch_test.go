@@ -78,8 +78,8 @@ func TestWatches(t *testing.T) {
 			if err := s.groupRequests.Start(t.Context(), &groups); err != nil {
 				t.Fatal(err)
 			}
-			nodes.Send(t.Context(), s.nodeWatches(), tc.before, tc.after)
-			groups.Send(t.Context(), s.groupWatches(), tc.before, tc.after)
+			nodes.Send(t.Context(), s.members().NodeWatches(), tc.before, tc.after)
+			groups.Send(t.Context(), s.members().GroupWatches(), tc.before, tc.after)
 			if got := nodes.Take(); got != tc.nodes {
 				t.Errorf("nodes %q are enqueued, want %q", got, tc.nodes)
 			}
@@ -99,7 +99,7 @@ func TestEventsAreFollowed(t *testing.T) {
 	send := func(before, after client.Object, nodes string, want map[string]string) {
 		t.Helper()
 		var q watched.Queue
-		q.Send(ctx, s.nodeWatches(), before, after)
+		q.Send(ctx, s.members().NodeWatches(), before, after)
 		got := q.Take()
 		if got != nodes {
 			t.Errorf("nodes %q are enqueued, want %q", got, nodes)

@@ -23,13 +23,10 @@ import (
 	"time"
 
 	"k8s.io/client-go/tools/events"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -40,19 +37,13 @@ import (
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
-	"github.com/atoll-k8s/atoll/internal/machinery/watch"
 )
 
 const (
-	// nodesAtOnce and poolsAtOnce are how many are reconciled at a time.
-	nodesAtOnce, poolsAtOnce = 8, 4
 	// A node is repaired repairBurst times without delay, and then once every repairEvery.
 	// This bounds the writes if another program changes the node after each repair.
 	repairBurst = 10
 	repairEvery = 5 * time.Second
-	// retryFirst and retryLast bound the delay before a node whose write failed is tried
-	// again. The cause, such as an admission policy, may disappear without an event.
-	retryFirst, retryLast = 100 * time.Millisecond, time.Minute
 )
 
 // Reconciler gives nodes the attributes of their pools, and writes the status of pools.
@@ -127,20 +118,7 @@ type member struct {
 
 // SetupWithManager registers the two controllers.
 func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
-	r.poolRequests.Debounce = members.Debounce
-	err := watch.Add(ctrl.NewControllerManagedBy(mgr), r.poolWatches()).
-		WatchesRawSource(&r.poolRequests).
-		WithOptions(controller.Options{MaxConcurrentReconciles: poolsAtOnce}).
-		Complete(phase.Backoff[ctrl.Request](r))
-	if err != nil {
-		return err
-	}
-	return watch.Add(ctrl.NewControllerManagedBy(mgr).Named("nodepool-node"), r.nodeWatches()).
-		WithOptions(controller.Options{
-			MaxConcurrentReconciles: nodesAtOnce,
-			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[ctrl.Request](retryFirst, retryLast),
-		}).
-		Complete(phase.Backoff[ctrl.Request](reconcile.Func(r.reconcileNode)))
+	return r.members().Setup(mgr, r, "nodepool-node", r.reconcileNode)
 }
 
 // Reconcile runs the phases for one pool.

@@ -82,10 +82,10 @@ type known struct {
 	node    *attributes.Node
 }
 
-// pools returns all pools. After a change of what the index has of a pool, it lists them again, and
-// compiles those that changed.
+// pools returns all pools. After a change of what the index has of a pool, it lists and compiles them
+// again.
 func (x *index) pools(ctx context.Context, c client.Reader) (*pools, error) {
-	return x.all.Get(func(before *pools) (*pools, error) {
+	return x.all.Get(func() (*pools, error) {
 		var list apps.NodePoolList
 		if err := c.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
 			return nil, fmt.Errorf("listing NodePools: %w", err)
@@ -94,13 +94,7 @@ func (x *index) pools(ctx context.Context, c client.Reader) (*pools, error) {
 		compiled := make([]membership.Pool, 0, len(list.Items))
 		for i := range list.Items {
 			p := &list.Items[i]
-			entry, had := poolEntry{}, false
-			if before != nil {
-				entry, had = before.byName[p.Name]
-			}
-			if !had || !entry.isOf(p) {
-				entry = newEntry(p)
-			}
+			entry := newEntry(p)
 			fresh.byName[p.Name] = entry
 			compiled = append(compiled, entry.compiled)
 		}

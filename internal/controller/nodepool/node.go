@@ -72,7 +72,7 @@ func (r *Reconciler) decide(ctx context.Context, v *visit) error {
 	}
 	v.change = change
 	if change.Empty() {
-		r.cleared(v.node.Name)
+		r.members().Written(v.node.Name)
 	}
 	missing := claim.Chosen
 	if in != nil {
@@ -132,7 +132,7 @@ func (r *Reconciler) write(ctx context.Context, v *visit) error {
 	switch {
 	case err == nil:
 		patchesTotal.WithLabelValues(kindOf(&v.change)).Inc()
-		r.cleared(v.node.Name)
+		r.members().Written(v.node.Name)
 		r.reportChange(ctx, v)
 		return nil
 	case apierrors.IsNotFound(err):
@@ -142,10 +142,7 @@ func (r *Reconciler) write(ctx context.Context, v *visit) error {
 		return err
 	default:
 		patchesTotal.WithLabelValues("error").Inc()
-		is := members.Failure{Node: v.node.Name, Why: members.ReasonOf(err), From: v.change.From, To: v.change.To}
-		if r.failedWrites.Set(is) {
-			r.members().EnqueueGroups(is.From, is.To)
-		}
+		r.members().Failed(members.Failure{Node: v.node.Name, Why: members.ReasonOf(err), From: v.change.From, To: v.change.To})
 		return fmt.Errorf("writing attributes of node %q: %w", v.node.Name, err)
 	}
 }
@@ -154,18 +151,10 @@ func (r *Reconciler) write(ctx context.Context, v *visit) error {
 func (r *Reconciler) forgetNode(name string) {
 	r.index.drop(name)
 	r.repairs.Forget(name)
-	r.cleared(name)
+	r.members().Written(name)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.reportedMissing, name)
-}
-
-// cleared removes the failure of a node, if any, and enqueues its pools to update their
-// status.
-func (r *Reconciler) cleared(node string) {
-	if was, had := r.failedWrites.Clear(node); had {
-		r.members().EnqueueGroups(was.From, was.To)
-	}
 }
 
 // patchOf encodes a change as a merge patch. It has the resourceVersion of the node, because

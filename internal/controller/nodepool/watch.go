@@ -10,25 +10,13 @@ import (
 	apps "github.com/atoll-k8s/atoll/api/apps/v1alpha1"
 	"github.com/atoll-k8s/atoll/internal/domain/attributes"
 	"github.com/atoll-k8s/atoll/internal/machinery/members"
-	"github.com/atoll-k8s/atoll/internal/machinery/watch"
 )
 
-// poolWatches returns which changes start a pass over a NodePool. The watches of nodes enqueue more
-// pools.
-func (r *Reconciler) poolWatches() []watch.Watch {
-	return []watch.Watch{{Object: &apps.NodePool{}}}
-}
-
-// nodeWatches returns which changes start a pass over a node.
-func (r *Reconciler) nodeWatches() []watch.Watch {
-	return []watch.Watch{
-		{Object: &corev1.Node{}, Handler: r.members().OfNodes()},
-		{Object: &apps.NodePool{}, Handler: r.members().OfGroups()},
-	}
-}
-
 func (r *Reconciler) members() *members.Members {
-	return &members.Members{Decides: carriesOther, GroupsOf: r.poolsOf, NodesOf: r.nodesOf, Invalidate: r.index.all.Invalidate, Groups: &r.poolRequests}
+	return &members.Members{
+		Decides: carriesOther, GroupsOf: r.poolsOf, NodesOf: r.nodesOf, Invalidate: r.index.all.Invalidate,
+		Group: &apps.NodePool{}, Groups: &r.poolRequests, Failures: &r.failedWrites,
+	}
 }
 
 // carriesOther reports whether something changed that a pool can give to a node.

@@ -69,8 +69,8 @@ func TestWatches(t *testing.T) {
 			if err := s.poolRequests.Start(t.Context(), &pools); err != nil {
 				t.Fatal(err)
 			}
-			nodes.Send(t.Context(), s.nodeWatches(), tc.before, tc.after)
-			pools.Send(t.Context(), s.poolWatches(), tc.before, tc.after)
+			nodes.Send(t.Context(), s.members().NodeWatches(), tc.before, tc.after)
+			pools.Send(t.Context(), s.members().GroupWatches(), tc.before, tc.after)
 			if got := nodes.Take(); got != tc.nodes {
 				t.Errorf("nodes %q are enqueued, want %q", got, tc.nodes)
 			}

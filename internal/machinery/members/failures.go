@@ -23,8 +23,8 @@ type Failure struct {
 	Node, Why, From, To string
 }
 
-// Set records that a node could not be written. It reports whether that is new.
-func (f *Failures) Set(is Failure) bool {
+// set records that a node could not be written. It reports whether that is new.
+func (f *Failures) set(is Failure) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.byNode[is.Node] == is {
@@ -37,8 +37,8 @@ func (f *Failures) Set(is Failure) bool {
 	return true
 }
 
-// Clear removes a node's failure and returns it.
-func (f *Failures) Clear(node string) (was Failure, had bool) {
+// clear removes a node's failure and returns it.
+func (f *Failures) clear(node string) (was Failure, had bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	was, had = f.byNode[node]

@@ -1,4 +1,4 @@
-// Package members enqueues the requests of two controllers: one that writes nodes, and one that
+// Package members registers two controllers, and enqueues their requests: one writes nodes, the other
 // reports about groups of nodes. A group is any object that selects nodes. It depends on no kind
 // of group.
 package members
@@ -13,10 +13,14 @@ import (
 	nodeutil "k8s.io/component-helpers/node/util"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
+	"github.com/atoll-k8s/atoll/internal/machinery/watch"
 )
 
 const (
@@ -27,6 +31,12 @@ const (
 	Unseen = time.Second
 	// AdoptedWithin is the time between two passes over a node whose group does not have its finalizer.
 	AdoptedWithin = 10 * time.Second
+
+	// nodesAtOnce and groupsAtOnce are how many are reconciled at a time.
+	nodesAtOnce, groupsAtOnce = 8, 4
+	// retryFirst and retryLast bound the delay before a node whose write failed is tried
+	// again. The cause, such as an admission policy, may disappear without an event.
+	retryFirst, retryLast = 100 * time.Millisecond, time.Minute
 )
 
 type queue = workqueue.TypedRateLimitingInterface[ctrl.Request]
@@ -34,6 +44,8 @@ type queue = workqueue.TypedRateLimitingInterface[ctrl.Request]
 // Members tells which nodes and groups concern each other. Its functions read the cache, and return
 // nothing before it has started: when it has, everything is reconciled.
 type Members struct {
+	// Group is an empty object of the kind of groups.
+	Group client.Object
 	// Decides reports whether an update of a node changed what decides about its group, or what the
 	// group gives it.
 	Decides func(before, after *corev1.Node) bool
@@ -45,6 +57,50 @@ type Members struct {
 	Invalidate func()
 	// Groups enqueues groups.
 	Groups *trigger.Source[ctrl.Request]
+	// Failures are the nodes that could not be written.
+	Failures *Failures
+}
+
+// Setup registers the controller of groups, and that of nodes under a name of its own.
+func (m *Members) Setup(mgr ctrl.Manager, groups reconcile.Reconciler, nodesName string, nodes reconcile.Func) error {
+	m.Groups.Debounce = Debounce
+	err := watch.Add(ctrl.NewControllerManagedBy(mgr), m.GroupWatches()).
+		WatchesRawSource(m.Groups).
+		WithOptions(controller.Options{MaxConcurrentReconciles: groupsAtOnce}).
+		Complete(phase.Backoff[ctrl.Request](groups))
+	if err != nil {
+		return err
+	}
+	return watch.Add(ctrl.NewControllerManagedBy(mgr).Named(nodesName), m.NodeWatches()).
+		WithOptions(controller.Options{
+			MaxConcurrentReconciles: nodesAtOnce,
+			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[ctrl.Request](retryFirst, retryLast),
+		}).
+		Complete(phase.Backoff[ctrl.Request](nodes))
+}
+
+// GroupWatches returns which changes start a pass over a group. NodeWatches enqueue more groups.
+func (m *Members) GroupWatches() []watch.Watch {
+	return []watch.Watch{{Object: m.Group}}
+}
+
+// NodeWatches returns which changes start a pass over a node.
+func (m *Members) NodeWatches() []watch.Watch {
+	return []watch.Watch{{Object: &corev1.Node{}, Handler: m.OfNodes()}, {Object: m.Group, Handler: m.OfGroups()}}
+}
+
+// Failed records that a node could not be written, and enqueues its groups to update their status.
+func (m *Members) Failed(is Failure) {
+	if m.Failures.set(is) {
+		m.EnqueueGroups(is.From, is.To)
+	}
+}
+
+// Written removes the failure of a node, if any, and enqueues its groups to update their status.
+func (m *Members) Written(node string) {
+	if was, had := m.Failures.clear(node); had {
+		m.EnqueueGroups(was.From, was.To)
+	}
 }
 
 // EnqueueGroups enqueues groups, except "".

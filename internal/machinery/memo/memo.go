@@ -21,17 +21,16 @@ type Memo[T any] struct {
 // Invalidate must be called when an object changed, and after the cache has the change.
 func (m *Memo[T]) Invalidate() { m.changes.Add(1) }
 
-// Get returns the last value if no object has changed since. Otherwise it computes the next one
-// from that before, which is the zero value the first time. An object may change during that: the
-// next call computes again.
-func (m *Memo[T]) Get(compute func(before T) (T, error)) (T, error) {
+// Get returns the last value if no object has changed since. Otherwise it computes the next one. An
+// object may change during that: the next call computes again.
+func (m *Memo[T]) Get(compute func() (T, error)) (T, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := m.changes.Load() + 1
 	if m.at == now {
 		return m.value, nil
 	}
-	value, err := compute(m.value)
+	value, err := compute()
 	if err == nil {
 		m.value, m.at = value, now
 	}
