@@ -23,7 +23,7 @@ import (
 const (
 	// renewBefore is how long before its expiry the serving certificate is renewed.
 	renewBefore = certs.ServerLifetime / 3
-	// keepEvery is the time between two checks whether the serving certificate must be renewed or written.
+	// keepEvery is the time between two attempts to write the CA.
 	keepEvery = 10 * time.Second
 )
 
@@ -31,31 +31,25 @@ const (
 // jump, so no other CA is needed. The serving certificate has the same NotBefore.
 var always = certs.Period{From: time.Unix(0, 0).UTC(), To: time.Date(2120, 1, 1, 0, 0, 0, 0, time.UTC)}
 
-// serving is the certificate with which the hub serves clients. Its directory also has the CA that clients of
-// the node trust: ca.crt. A missing or old certificate is created. Only newServing and run use the disk:
-// clients do not wait for it.
+// serving is the certificate with which the hub serves clients. It is in memory only: each start of the hub issues
+// another one. The CA that signs it is on disk, because clients of the node trust ca.crt. Only newServing and run
+// use the disk: clients do not wait for it.
 type serving struct {
 	dir  string
 	leaf certs.Leaf
 	now  func() time.Time
 	log  logr.Logger
-	// written is when the newest of the files was written. After a power failure the clock may show an earlier
-	// time.
-	written time.Time
-	// unreadable is why the files cannot be read. They are then not written, because they may become readable
-	// again.
-	unreadable error
+	ca   certs.Pair
+	cert *x509.Certificate // of the CA
+	// lost is why clients that have read ca.crt before may not trust the hub. unreadable is why the files cannot be
+	// read: they are then not written, because they may become readable again. Both are nil if there is no problem.
+	lost, unreadable error
 
 	mu      sync.Mutex
-	ca      certs.Pair
-	server  certs.Pair
 	current *tls.Certificate
 	renewAt time.Time
-	// lost is the problem of the CA, notRenewed why the certificate could not be renewed, and notKept why it
-	// could not be written; nil if there is no problem.
-	lost, notRenewed, notKept error
-	// caKept and serverKept are whether the CA and the certificate are in the files.
-	caKept, serverKept bool
+	// notKept is why the CA could not be written; nil if it is in the files.
+	notKept error
 }
 
 // newServing returns the certificate for an address.
@@ -66,191 +60,119 @@ func newServing(dir, listen string, now func() time.Time, log logr.Logger) (*ser
 	}
 	s := &serving{dir: dir, leaf: certs.Leaf{CommonName: "atoll-hub", Names: []string{host, "localhost"}}, now: now, log: log}
 	s.unreadable = os.MkdirAll(dir, 0o700)
-	s.ca, s.server = s.read("ca"), s.read("tls")
-	s.caKept, s.serverKept = true, true
-	if err := s.findCA(); err != nil {
-		return nil, err
+	s.ca = certs.Pair{Cert: s.read("ca.crt"), Key: s.read("ca.key")}
+	s.cert = certs.SigningCA(s.ca)
+	if s.cert == nil || certs.IsOwnCA(s.cert) && !(s.cert.NotBefore.Equal(always.From) && s.cert.NotAfter.Equal(always.To)) {
+		if err := s.createCA(); err != nil {
+			return nil, err
+		}
+		s.cert = certs.SigningCA(s.ca)
+		s.keep()
 	}
-	if _, err := s.get(nil); err != nil {
-		return nil, err
-	}
-	s.keep()
 	if s.lost != nil {
 		log.Error(s.lost, "The CA of the hub was lost")
 	}
-	return s, nil
+	_, err = s.get(nil)
+	return s, err
 }
 
-// read reads a certificate and its key. A missing file gives an empty value.
-func (s *serving) read(name string) certs.Pair {
-	text := func(file string) []byte {
-		path := filepath.Join(s.dir, file)
-		text, err := files.Read(path)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			s.unreadable = errors.Join(s.unreadable, err)
+// read reads a file. A missing file gives an empty value.
+func (s *serving) read(name string) []byte {
+	text, err := files.Read(filepath.Join(s.dir, name))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		s.unreadable = errors.Join(s.unreadable, err)
+	}
+	return text
+}
+
+// createCA replaces the CA, with the same key if possible: clients that have read the earlier ca.crt then still
+// trust the hub. Otherwise it sets lost, except if there was no CA.
+func (s *serving) createCA() (err error) {
+	old := s.ca
+	another := fmt.Errorf("the CA in %s was missing or damaged, and was replaced by a new one; let all clients read the new ca.crt, or put the old ca.crt and ca.key back and restart the hub", s.dir)
+	if len(old.Key) > 0 {
+		if s.ca, err = certs.NewCAFor(old.Key, always); err == nil {
+			s.log.Info("Creating a new certificate of the hub's CA with the same key", "file", filepath.Join(s.dir, "ca.crt"))
+			if _, err := certs.ParseCert(old.Cert); err == nil && s.cert == nil { // ca.crt has another key
+				s.lost = another
+			}
+			return nil
 		}
-		if info, err := os.Stat(path); err == nil && info.ModTime().After(s.written) {
-			s.written = info.ModTime()
-		}
-		return text
 	}
-	return certs.Pair{Cert: text(name + ".crt"), Key: text(name + ".key")}
+	switch {
+	case s.unreadable != nil:
+		s.lost = fmt.Errorf("the CA in %s cannot be read, so clients do not trust the hub; make it readable and restart the hub", s.dir)
+	case len(old.Cert)+len(old.Key) > 0:
+		s.lost = another
+	}
+	s.ca, err = certs.NewCAFor(nil, always)
+	return err
 }
 
-// findCA uses the CA in the files if possible, because clients trust it. Otherwise it sets lost.
-func (s *serving) findCA() error {
-	nothing := len(s.ca.Cert)+len(s.ca.Key)+len(s.server.Cert)+len(s.server.Key) == 0
-	if cert := certs.SigningCA(s.ca); cert != nil && (isFor(cert, always) || !certs.IsOwnCA(cert)) {
-		return nil
-	}
-	if served := certs.Verified(s.server, s.ca, s.leaf); served != nil && certs.SigningCA(s.ca) == nil {
-		s.lost = fmt.Errorf("the certificate is valid until %s and cannot be renewed, because %s is not the key of ca.crt; put the key back and restart the hub, or remove the directory, restart the hub, and give the new ca.crt to all clients",
-			served.NotAfter.UTC().Format(time.RFC3339), filepath.Join(s.dir, "ca.key"))
-		return nil
-	}
-	s.caKept = false
-	// With the same key, clients that have read the earlier CA still trust the hub.
-	ca, err := certs.NewCAFor(s.ca.Key, always)
-	if err == nil && len(s.ca.Key) > 0 {
-		s.log.Info("Creating a new certificate of the hub's CA with the same key", "file", filepath.Join(s.dir, "ca.crt"))
-		if old := certs.SigningCA(s.ca); old == nil && len(s.server.Cert) > 0 && certs.Verified(s.server, ca, s.leaf) == nil {
-			s.lost = s.anotherCA()
-		}
-		s.ca = ca
-		return nil
-	}
-	if s.ca, err = certs.NewCAFor(nil, always); err != nil {
-		return err
-	}
-	if !nothing || s.unreadable != nil {
-		s.lost = s.anotherCA()
-	}
-	return nil
-}
-
-func (s *serving) anotherCA() error {
-	return fmt.Errorf("the CA in %s was missing, damaged or cannot be read, and was replaced by a new one; let all clients read the new ca.crt, or put the old ca.crt and ca.key back and restart the hub", s.dir)
-}
-
-// isFor reports whether a certificate is valid for a period.
-func isFor(cert *x509.Certificate, period certs.Period) bool {
-	return cert.NotBefore.Equal(period.From) && cert.NotAfter.Equal(period.To)
-}
-
-// isNow reports whether a certificate is valid at a time.
-func isNow(cert *x509.Certificate, at time.Time) bool {
-	return !at.Before(cert.NotBefore) && !at.After(cert.NotAfter)
-}
-
-// get returns the certificate. It first renews it if it is due. If that fails, the last one stays in use.
+// get returns the certificate. It first renews it if it is due: also if the clock was behind when it was issued, and
+// is now set.
 func (s *serving) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.current != nil && s.now().Before(s.renewAt) {
+	now := s.now()
+	if s.current != nil && now.Before(s.renewAt) {
 		return s.current, nil
 	}
-	if err := s.renewLocked(); err != nil {
-		if s.current == nil {
-			return nil, err
-		}
-		if s.notRenewed == nil {
-			s.log.Error(err, "Renewing the hub's certificate failed")
-		}
-		s.notRenewed = err
-		return s.current, nil
+	issued, err := certs.IssueFor(s.ca, s.leaf, certs.Period{From: s.cert.NotBefore, To: now.Add(certs.ServerLifetime)})
+	if err != nil {
+		return nil, fmt.Errorf("issuing the hub's certificate: %w", err)
 	}
-	s.notRenewed = nil
+	pair, err := tls.X509KeyPair(issued.Cert, issued.Key)
+	if err != nil {
+		return nil, fmt.Errorf("reading the hub's certificate: %w", err)
+	}
+	s.current, s.renewAt = &pair, pair.Leaf.NotAfter.Add(-renewBefore)
 	return s.current, nil
 }
 
-// renewLocked uses the present certificate if it is new enough or cannot be renewed, otherwise a new one. The
-// NotBefore of a certificate of an earlier version depends on the clock, and may be in the future.
-func (s *serving) renewLocked() error {
-	at := s.now()
-	if at.Before(s.written) {
-		at = s.written
-	}
-	if ca := certs.SigningCA(s.ca); ca != nil {
-		cert := certs.Verified(s.server, s.ca, s.leaf)
-		if cert == nil || cert.NotBefore.After(ca.NotBefore) || !at.Before(cert.NotAfter.Add(-renewBefore)) {
-			server, err := certs.IssueFor(s.ca, s.leaf, certs.Period{From: ca.NotBefore, To: at.Add(certs.ServerLifetime)})
-			if err != nil {
-				return err
-			}
-			s.server, s.serverKept = server, false
-		}
-	} else if s.current != nil {
-		return errors.New("the key of the CA is missing")
-	}
-	pair, err := tls.X509KeyPair(s.server.Cert, s.server.Key)
-	if err != nil {
-		return fmt.Errorf("reading the hub's certificate: %w", err)
-	}
-	s.current, s.renewAt = &pair, pair.Leaf.NotAfter.Add(-renewBefore)
-	return nil
-}
-
-// run renews the certificate, and repeats failed writes, until ctx is done.
+// run repeats a failed write of the CA until ctx is done.
 func (s *serving) run(ctx context.Context) {
 	every(ctx, keepEvery, func() {
-		_, _ = s.get(nil) // get logs its errors
-		s.keep()
+		if s.notKept != nil { // after newServing only run changes it
+			s.keep()
+		}
 	})
 }
 
-// keep writes the CA and the certificate if the files have others. If this fails, both are created again after
-// a restart.
+// keep writes the CA. If this fails, a restart creates another one.
 func (s *serving) keep() {
-	s.mu.Lock()
-	ca, server, caKept, serverKept, before := s.ca, s.server, s.caKept, s.serverKept, s.notKept
-	s.mu.Unlock()
-	if caKept && serverKept {
-		return
-	}
 	err := s.unreadable
-	if err == nil && !caKept {
-		err = s.write("ca", ca)
-		caKept = err == nil
+	if err == nil {
+		err = errors.Join(files.Write(filepath.Join(s.dir, "ca.key"), s.ca.Key), files.Write(filepath.Join(s.dir, "ca.crt"), s.ca.Cert))
 	}
-	if err == nil && !serverKept {
-		err = s.write("tls", server)
-		serverKept = err == nil
-	}
-	if err != nil && before == nil {
-		s.log.Error(err, "Storing the hub's certificate failed")
+	if err != nil && s.notKept == nil {
+		s.log.Error(err, "Storing the hub's CA failed")
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.caKept, s.notKept = caKept, err
-	s.serverKept = serverKept && string(server.Cert) == string(s.server.Cert) // false if it was renewed meanwhile
-}
-
-func (s *serving) write(name string, pair certs.Pair) error {
-	err := errors.Join(files.Write(filepath.Join(s.dir, name+".key"), pair.Key), files.Write(filepath.Join(s.dir, name+".crt"), pair.Cert))
-	if err != nil {
-		return fmt.Errorf("storing a certificate of the hub: %w", err)
-	}
-	return nil
+	s.notKept = err
 }
 
 // state returns when the certificate expires, and all problems in one line.
 func (s *serving) state() (time.Time, error) {
+	leaf, err := s.get(nil)
+	if err != nil {
+		return time.Time{}, err
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var problems []string
-	if leaf := s.current.Leaf; !isNow(leaf, s.now()) {
-		problems = append(problems, fmt.Sprintf("it is only valid from %s to %s", leaf.NotBefore.UTC().Format(time.RFC3339), leaf.NotAfter.UTC().Format(time.RFC3339)))
+	if now := s.now(); now.Before(s.cert.NotBefore) || now.After(s.cert.NotAfter) { // a CA of the user
+		problems = append(problems, fmt.Sprintf("its CA is only valid from %s to %s", s.cert.NotBefore.UTC().Format(time.RFC3339), s.cert.NotAfter.UTC().Format(time.RFC3339)))
 	}
-	for _, err := range []error{s.lost, s.notRenewed} {
-		if err != nil {
-			problems = append(problems, err.Error())
-		}
+	if s.lost != nil {
+		problems = append(problems, s.lost.Error())
 	}
 	if s.notKept != nil {
-		problems = append(problems, fmt.Sprintf("it is not stored; a restart creates a new one, perhaps with a new CA: %s", s.notKept))
+		problems = append(problems, fmt.Sprintf("its CA is not stored, and a restart creates another one: %s", s.notKept))
 	}
 	if len(problems) == 0 {
-		return s.current.Leaf.NotAfter, nil
+		return leaf.Leaf.NotAfter, nil
 	}
-	return s.current.Leaf.NotAfter, errors.New(strings.ReplaceAll(strings.Join(problems, "; "), "\n", "; "))
+	return leaf.Leaf.NotAfter, errors.New(strings.ReplaceAll(strings.Join(problems, "; "), "\n", "; "))
 }

@@ -2,8 +2,15 @@ package hub
 
 import (
 	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"math/big"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,6 +20,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
+	"k8s.io/client-go/util/keyutil"
 
 	"github.com/atoll-k8s/atoll/internal/machinery/certs"
 )
@@ -93,8 +101,8 @@ func (r *servingRig) problem(s *serving) string {
 	return ""
 }
 
-// TestTheServingCertificateIsRenewed: the hub renews it while it runs, with the CA that clients trust, and keeps
-// it over a restart.
+// TestTheServingCertificateIsRenewed: the hub renews it while it runs. A new one is signed by the CA that clients
+// trust, also after a restart.
 func TestTheServingCertificateIsRenewed(t *testing.T) {
 	dir, now := filepath.Join(t.TempDir(), "serving"), time.Now()
 	clock := func() time.Time { return now }
@@ -126,11 +134,9 @@ func TestTheServingCertificateIsRenewed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if serial(again) != first {
-		t.Error("after a restart the certificate is another one")
-	}
+	serial(again)
 	now = now.Add(certs.ServerLifetime * 2 / 3)
-	second := serial(s) // files that are written now have the time of the test
+	second := serial(s)
 	if second == first {
 		t.Error("the certificate is not renewed at two thirds of its life")
 	}
@@ -188,12 +194,6 @@ func TestServingCASurvivesClockJumps(t *testing.T) {
 				if err := r.verify(s, r.now); err != nil {
 					t.Errorf("while the clock is wrong: %v", err)
 				}
-				s.keep()
-				for _, file := range []string{"ca.crt", "tls.crt"} {
-					if err := os.Chtimes(filepath.Join(r.dir, file), r.now, r.now); err != nil {
-						t.Fatal(err)
-					}
-				}
 				r.now = right.Add(time.Hour)
 				if err := r.verify(s, r.now); err != nil {
 					t.Errorf("with the right clock: %v", err)
@@ -209,9 +209,9 @@ func TestServingCASurvivesClockJumps(t *testing.T) {
 	}
 }
 
-// TestFutureCertificatesAreReissuedWithTheSameKey: certificates that an earlier version issued while the clock
-// was ahead are issued again, with the same CA key. Clients that read a valid CA certificate before can still
-// connect.
+// TestFutureCertificatesAreReissuedWithTheSameKey: a CA that an earlier version created while the clock was ahead
+// is created again, with the same key. Clients that read a valid ca.crt before can still connect. The serving
+// certificate that an earlier version stored is not used.
 func TestFutureCertificatesAreReissuedWithTheSameKey(t *testing.T) {
 	for name, made := range map[string]struct{ ca, leaf time.Duration }{
 		"the certificate": {-time.Hour, 4000 * time.Hour}, "the CA too": {4000 * time.Hour, 4000 * time.Hour}, "none": {-time.Hour, -time.Hour},
@@ -244,39 +244,38 @@ func TestFutureCertificatesAreReissuedWithTheSameKey(t *testing.T) {
 	}
 }
 
-// TestClientsConnectAsLongAsAnythingOfTheCAIsLeft: the log and the status say what a person must do. At a first
+// TestClientsConnectAsLongAsTheKeyOfTheCAIsLeft: the log and the status say what a person must do. At a first
 // start they say nothing.
-func TestClientsConnectAsLongAsAnythingOfTheCAIsLeft(t *testing.T) {
+func TestClientsConnectAsLongAsTheKeyOfTheCAIsLeft(t *testing.T) {
+	another, err := certs.NewCA(time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const says = "let all clients read the new ca.crt"
 	for name, tc := range map[string]struct {
 		lose func(*servingRig)
 		// trusted: clients that have read the CA before go on.
 		trusted bool
 		says    string
 	}{
-		"nothing":                      {func(*servingRig) {}, true, ""},
-		"ca.key":                       {func(r *servingRig) { r.remove("ca.key") }, true, "put the key back"},
-		"ca.key is damaged":            {func(r *servingRig) { r.write("ca.key", []byte("x")) }, true, "put the key back"},
-		"ca.key is empty":              {func(r *servingRig) { r.write("ca.key", nil) }, true, "put the key back"},
-		"ca.crt":                       {func(r *servingRig) { r.remove("ca.crt") }, true, ""},
-		"ca.crt is empty":              {func(r *servingRig) { r.write("ca.crt", nil) }, true, ""},
-		"ca.crt and the certificate":   {func(r *servingRig) { r.remove("ca.crt", "tls.crt", "tls.key") }, true, ""},
-		"ca.crt and ca.key":            {func(r *servingRig) { r.remove("ca.crt", "ca.key") }, false, "let all clients read the new ca.crt"},
-		"ca.key and the certificate":   {func(r *servingRig) { r.remove("ca.key", "tls.key") }, false, "let all clients read the new ca.crt"},
-		"the certificate":              {func(r *servingRig) { r.remove("tls.crt") }, true, ""},
-		"the certificate is damaged":   {func(r *servingRig) { r.write("tls.crt", []byte("x")) }, true, ""},
-		"all of them":                  {func(r *servingRig) { r.remove("ca.crt", "ca.key", "tls.crt", "tls.key") }, false, ""},
-		"a file that cannot be read":   {func(r *servingRig) { r.remove("ca.key"); _ = os.Mkdir(filepath.Join(r.dir, "ca.key"), 0o700) }, true, "put the key back"},
-		"ca.key, and the clock is off": {func(r *servingRig) { r.remove("ca.key"); r.now = r.now.Add(8000 * time.Hour) }, true, "put the key back"},
+		"nothing":                  {func(*servingRig) {}, true, ""},
+		"ca.crt":                   {func(r *servingRig) { r.remove("ca.crt") }, true, ""},
+		"ca.crt is damaged":        {func(r *servingRig) { r.write("ca.crt", []byte("x")) }, true, ""},
+		"ca.crt is empty":          {func(r *servingRig) { r.write("ca.crt", nil) }, true, ""},
+		"ca.crt is of another key": {func(r *servingRig) { r.write("ca.crt", another.Cert) }, true, says},
+		"ca.key":                   {func(r *servingRig) { r.remove("ca.key") }, false, says},
+		"ca.key is damaged":        {func(r *servingRig) { r.write("ca.key", []byte("x")) }, false, says},
+		"ca.key is empty":          {func(r *servingRig) { r.write("ca.key", nil) }, false, says},
+		"both of them":             {func(r *servingRig) { r.remove("ca.crt", "ca.key") }, false, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newServingRig(t)
-			before := r.now
 			if r.start(); r.logged.Len() > 0 {
 				t.Errorf("at the first start the log is %s", &r.logged)
 			}
 			tc.lose(r)
 			s := r.start()
-			if err := r.verify(s, before); (err == nil) != tc.trusted {
+			if err := r.verify(s, r.now); (err == nil) != tc.trusted {
 				t.Errorf("clients that have read the CA before: %v", err)
 			}
 			if says := r.problem(s); !strings.Contains(says, tc.says) || (says == "") != (tc.says == "") {
@@ -286,16 +285,98 @@ func TestClientsConnectAsLongAsAnythingOfTheCAIsLeft(t *testing.T) {
 				t.Errorf("the log is %s", &r.logged)
 			}
 			r.readCA()
-			if err := r.verify(s, before); err != nil {
-				t.Errorf("clients that read the CA now: %v", err)
+			for range 2 {
+				if err := r.verify(s, r.now); err != nil {
+					t.Errorf("clients that read the CA now: %v", err)
+				}
+				s = r.start()
+			}
+			if says := r.problem(s); says != "" {
+				t.Errorf("after another restart the status says %q", says)
 			}
 		})
 	}
 }
 
-// TestUnwritableDirectoryLeavesTheCertificateInMemory: the hub serves with it and reports the problem, and writes
-// it once that is possible.
-func TestUnwritableDirectoryLeavesTheCertificateInMemory(t *testing.T) {
+// TestUnreadableCAIsNotReplaced: it may become readable again. Clients then continue.
+func TestUnreadableCAIsNotReplaced(t *testing.T) {
+	r := newServingRig(t)
+	r.start()
+	key := filepath.Join(r.dir, "ca.key")
+	if err := os.Rename(key, key+".old"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(key, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s := r.start()
+	if says := r.problem(s); !strings.Contains(says, "make it readable") || !strings.Contains(says, "not a regular file") || !strings.Contains(r.logged.String(), "make it readable") {
+		t.Errorf("the status says %q, the log %s", says, &r.logged)
+	}
+	s.keep()
+	if err := errors.Join(os.Remove(key), os.Rename(key+".old", key)); err != nil {
+		t.Fatal(err)
+	}
+	s = r.start()
+	if err := r.verify(s, r.now); err != nil || r.problem(s) != "" {
+		t.Errorf("when it is readable: %v, and the status says %q", err, r.problem(s))
+	}
+}
+
+// TestCAOfTheUserIsKept: whatever its validity is. While it is not valid, the status says so.
+func TestCAOfTheUserIsKept(t *testing.T) {
+	r := newServingRig(t)
+	if err := os.Mkdir(r.dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	cert, key := userCA(t, r.now.Add(-time.Hour), r.now.Add(24*time.Hour))
+	r.write("ca.crt", cert)
+	r.write("ca.key", key)
+	s := r.start()
+	right := r.now
+	for at, says := range map[time.Duration]string{-time.Since(time.Unix(0, 0)): "its CA is only valid from", 0: "", 48 * time.Hour: "its CA is only valid from"} {
+		r.now = right.Add(at)
+		for _, s := range []*serving{s, r.start()} {
+			if got := r.problem(s); !strings.Contains(got, says) || (got == "") != (says == "") {
+				t.Errorf("after %s the status says %q", at, got)
+			}
+			r.now = right
+			if err := r.verify(s, r.now); err != nil {
+				t.Errorf("with the right clock again: %v", err)
+			}
+			r.now = right.Add(at)
+		}
+	}
+	if text, err := os.ReadFile(filepath.Join(r.dir, "ca.crt")); err != nil || !bytes.Equal(text, cert) {
+		t.Errorf("ca.crt is another one: %v", err)
+	}
+}
+
+// userCA returns a CA that was not made by this project.
+func userCA(t *testing.T, from, to time.Time) (cert, key []byte) {
+	t.Helper()
+	own, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "our company"}, NotBefore: from, NotAfter: to,
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, own.Public(), own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err = keyutil.MarshalPrivateKeyToPEM(own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), key
+}
+
+// TestUnwritableDirectoryLeavesTheCAInMemory: the hub serves with it and reports the problem, and writes it once
+// that is possible.
+func TestUnwritableDirectoryLeavesTheCAInMemory(t *testing.T) {
 	t.Run("a file", func(t *testing.T) {
 		r := newServingRig(t)
 		if err := os.WriteFile(r.dir, nil, 0o600); err != nil {
@@ -307,7 +388,7 @@ func TestUnwritableDirectoryLeavesTheCertificateInMemory(t *testing.T) {
 		if err := r.verify(s, r.now); err != nil {
 			t.Error(err)
 		}
-		if !strings.Contains(r.logged.String(), "Storing the hub's certificate failed") || !strings.Contains(r.problem(s), "not a directory") {
+		if !strings.Contains(r.logged.String(), "Storing the hub's CA failed") || !strings.Contains(r.problem(s), "not a directory") {
 			t.Errorf("the log is %s, the status %s", &r.logged, r.problem(s))
 		}
 	})
