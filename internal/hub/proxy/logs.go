@@ -1,9 +1,7 @@
 package proxy
 
 import (
-	"bytes"
 	"encoding/json"
-	"io"
 	"net/http"
 	"net/http/httputil"
 
@@ -37,18 +35,11 @@ func ownLog(p *parts, w http.ResponseWriter, c *call) {
 	}).ServeHTTP(w, c.Request)
 }
 
-// ofHub answers a review of the kubelet that is about the hub itself. It returns false for all other reviews;
-// their body can then be read again.
-func ofHub(p *parts, w http.ResponseWriter, c *call) bool {
+// ofHub answers a review of the kubelet that is about the hub itself. It returns false for all other reviews.
+func ofHub(p *parts, w http.ResponseWriter, c *call, question []byte) bool {
 	if p.Kubelet == nil || !c.caller.IsNode || c.what.Resource != "tokenreviews" && c.what.Resource != "subjectaccessreviews" {
 		return false
 	}
-	question, err := io.ReadAll(http.MaxBytesReader(w, c.Body, maxQuestion))
-	if err != nil {
-		p.errors.refuseQuestion(w, c, err)
-		return true
-	}
-	c.Body = io.NopCloser(bytes.NewReader(question))
 	review := p.Kubelet.Review(question)
 	if review == nil {
 		return false

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -12,7 +13,11 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 
 	"github.com/atoll-k8s/atoll/internal/hub/identity"
 	"github.com/atoll-k8s/atoll/internal/hub/uplink"
@@ -106,51 +111,92 @@ func TestKeptReviewsAreAnsweredOffline(t *testing.T) {
 	}
 }
 
-// TestBodiesOfUnknownTokensTakeNoMemory: a client can send many before the cloud has checked its tokens.
-func TestBodiesOfUnknownTokensTakeNoMemory(t *testing.T) {
+// TestLargestReviewsAreForwarded: a user may have very many groups, and a token may be long.
+func TestLargestReviewsAreForwarded(t *testing.T) {
 	n := newNode(t, wire.JSON)
 	n.Proxy.Cloud = &reviewing{Cloud: n.cloud}
-	heap := func() int64 {
-		runtime.GC()
-		var m runtime.MemStats
-		runtime.ReadMemStats(&m)
-		return int64(m.HeapAlloc)
+	groups := make([]string, 1000)
+	for i := range groups {
+		groups[i] = fmt.Sprintf("0b16c9a4-6f27-4bd9-94c4-%012d", i)
 	}
-	before := heap()
-	part := bytes.Repeat([]byte(" "), maxQuestion-1)
-	var ends []*io.PipeWriter
-	var requests sync.WaitGroup
-	for i := range maxAllStrange { // more wait
-		from, to := io.Pipe()
-		ends = append(ends, to)
-		requests.Go(func() {
-			defer func() {
-				if err, is := recover().(error); is && !errors.Is(err, http.ErrAbortHandler) {
-					t.Error(err)
-				}
-			}()
-			r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, reviewsPath, from)
-			r.Header.Set("X-Large", "true")
-			r.RemoteAddr = fmt.Sprint("192.0.2.1:", i)
-			n.answer(httptest.NewRecorder(), r, identity.Caller{Name: fmt.Sprint("stranger", i), Token: "forged"})
-		})
-		if _, err := to.Write(part); err != nil {
+	for name, object := range map[string]any{
+		"a TokenReview": &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: strings.Repeat("x", 48<<10)}},
+		"a SubjectAccessReview": &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+			User: "somebody", Groups: groups, Extra: map[string]authorizationv1.ExtraValue{"scopes": {strings.Repeat("x", 8<<10)}},
+		}},
+	} {
+		body, err := json.Marshal(object)
+		if err != nil {
 			t.Fatal(err)
 		}
+		if code, answer := n.review(identity.OfNode(), bytes.NewReader(body)); code != http.StatusCreated || answer != string(body) {
+			t.Errorf("%s with %d bytes is answered %d %.100s", name, len(body), code, answer)
+		}
 	}
-	if more := heap() - before; more > 20<<20 {
-		t.Errorf("%d MiB are in memory", more>>20)
+}
+
+// TestBodiesOfReviewsTakeBoundedMemory: a client can send many before the cloud has checked its tokens. Their bodies
+// are not stored. With accepted tokens, all callers together have maxAllAnswers bodies of maxQuestion in memory.
+func TestBodiesOfReviewsTakeBoundedMemory(t *testing.T) {
+	for name, tc := range map[string]struct {
+		known            bool
+		callers          int // more wait
+		size, mostMemory int
+	}{
+		"unknown tokens": {false, maxAllStrange, 1 << 20, 20 << 20},
+		"known tokens":   {true, maxAllAnswers, maxQuestion - 1, 2 * maxAllAnswers * maxQuestion},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, wire.JSON)
+			n.Proxy.Cloud = &reviewing{Cloud: n.cloud}
+			heap := func() int {
+				runtime.GC()
+				var m runtime.MemStats
+				runtime.ReadMemStats(&m)
+				return int(m.HeapAlloc)
+			}
+			part := bytes.Repeat([]byte(" "), tc.size)
+			before := heap()
+			var ends []*io.PipeWriter
+			var requests sync.WaitGroup
+			for i := range tc.callers {
+				from, to := io.Pipe()
+				ends = append(ends, to)
+				caller := identity.Caller{Name: fmt.Sprint("caller", i), Token: fmt.Sprint("token", i)}
+				if tc.known {
+					n.Tokens.Accepted(caller.Token, time.Now())
+				}
+				requests.Go(func() {
+					defer func() {
+						if err, is := recover().(error); is && !errors.Is(err, http.ErrAbortHandler) {
+							t.Error(err)
+						}
+					}()
+					r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, reviewsPath, from)
+					r.Header.Set("X-Large", "true")
+					r.RemoteAddr = fmt.Sprint("192.0.2.1:", i)
+					n.answer(httptest.NewRecorder(), r, caller)
+				})
+				if _, err := to.Write(part); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if more := heap() - before; more > tc.mostMemory {
+				t.Errorf("%d MiB are in memory", more>>20)
+			}
+			for _, to := range ends {
+				_ = to.CloseWithError(io.ErrUnexpectedEOF)
+			}
+			requests.Wait()
+		})
 	}
-	for _, to := range ends {
-		_ = to.CloseWithError(io.ErrUnexpectedEOF)
-	}
-	requests.Wait()
 }
 
 // TestRequestBodyWithoutEndTimesOut: a request whose body ends in time waits for the cloud's answer.
 func TestRequestBodyWithoutEndTimesOut(t *testing.T) {
 	for _, http2 := range []bool{false, true} {
 		n := newNode(t, wire.JSON)
+		n.Tokens.Accepted(reader.Token, time.Now())
 		n.slowAfter = 200 * time.Millisecond
 		answers := make(chan struct{})
 		cloud := &awaiting{&reviewing{Cloud: n.cloud}, answers}
@@ -306,6 +352,27 @@ func TestDeniedReviewsAreNotKept(t *testing.T) {
 	if got := len(n.Cache.Scopes()); got != 1 {
 		t.Errorf("after a first denial of what was allowed, %d reviews are kept", got)
 	}
+}
+
+// TestReviewsThatAreDeniedForLongAreDropped: an API server that starts may deny for a while what it allowed.
+func TestReviewsThatAreDeniedForLongAreDropped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t, wire.JSON)
+		allowed := true
+		n.Proxy.Cloud = &roundTrips{n.cloud, func() *http.Response {
+			body := fmt.Sprintf(`{"kind":"SubjectAccessReview","apiVersion":"authorization.k8s.io/v1","status":{"allowed":%t}}`, allowed)
+			return &http.Response{StatusCode: http.StatusCreated, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body))}
+		}}
+		n.post(reviewsPath, `{}`)
+		allowed = false
+		for minute := range 7 {
+			n.post(reviewsPath, `{}`)
+			if got, want := len(n.Cache.Scopes()) == 1, minute < 5; got != want && minute != 5 {
+				t.Errorf("it is kept after %d minutes of denials: %t", minute, got)
+			}
+			time.Sleep(time.Minute)
+		}
+	})
 }
 
 // roundTrips is a cloud that answers by a function.

@@ -33,10 +33,14 @@ func TestSlowRequestBodyDoesNotMeanOffline(t *testing.T) {
 	for _, http2 := range []bool{false, true} {
 		for path, want := range map[string]int{
 			"/api/v1/namespaces/x/configmaps": http.StatusRequestTimeout, "/api/v1/namespaces/x/pods/y/proxy/": 0,
+			reviewsPath: http.StatusRequestTimeout, reviewsPath + "?known": http.StatusRequestTimeout,
 		} {
 			t.Run(fmt.Sprint("HTTP/2 ", http2, path), func(t *testing.T) {
 				t.Parallel()
 				n, up := newNodeWithUplink(t, needsBodies)
+				if strings.HasSuffix(path, "?known") {
+					n.Tokens.Accepted(reader.Token, time.Now())
+				}
 				hub := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { n.answer(w, r, reader) }))
 				hub.EnableHTTP2 = http2
 				hub.StartTLS()
@@ -50,6 +54,9 @@ func TestSlowRequestBodyDoesNotMeanOffline(t *testing.T) {
 					})
 				}
 				all.Wait()
+				for _, in := range []*limits.Requests{n.limits.answers, n.limits.strangers, n.limits.strangeStreams} {
+					build.Eventually(t, "the slots are given back", func() bool { return in.Taken() == 0 })
+				}
 				if e, why := up.Evidence(); e.State != uplink.Online || e.Failures != 0 {
 					t.Errorf("the cloud is %s after %d failures: %v", e.State, e.Failures, why)
 				}
