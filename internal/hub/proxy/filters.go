@@ -107,22 +107,7 @@ func (b *batch) encode() ([]byte, error) {
 		item := &b.Items[0]
 		return b.Format.ObjectOf(item.Raw, item.APIVersion, item.Kind)
 	}
-	var size wire.Size
-	for i := range b.Items {
-		size.Add(len(b.Items[i].Raw))
-	}
-	var text bytes.Buffer
-	if length, err := b.Length(size); err == nil {
-		text.Grow(int(length))
-	}
-	err := b.Encode(&text, size, func(yield func([]byte, error) bool) {
-		for i := range b.Items {
-			if !yield(b.Items[i].Raw, nil) {
-				return
-			}
-		}
-	})
-	return text.Bytes(), err
+	return b.Encode(), nil
 }
 
 // gateFilter holds pods back from the node, and shows it the pods that have ended as ended: see package gate and

@@ -168,12 +168,10 @@ func (p *reads) writeList(w http.ResponseWriter, c *call, state *record.State) {
 	for i := range state.Len() {
 		size.Add(state.Size(i))
 	}
-	if length, err := list.Length(size); err == nil {
-		w.Header().Set("Content-Length", strconv.FormatInt(length, 10))
-	}
+	w.Header().Set("Content-Length", strconv.FormatInt(list.Length(size), 10))
 	w.Header().Set("Content-Type", state.Head.ContentType)
 	buffered := bufio.NewWriterSize(w, 32<<10) // few writes to the client are faster
-	err = list.Encode(buffered, size, state.Values())
+	err = list.Write(buffered, size, state.Values())
 	if err == nil {
 		err = buffered.Flush()
 	}

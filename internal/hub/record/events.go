@@ -163,10 +163,7 @@ func (e *Events) storeInitial(j *Job, kind watch.EventType, object []byte, m *wi
 		return e.snapshot.Add(ID(m), item)
 	case watch.Bookmark:
 		list := &wire.Header{Format: e.format, APIVersion: m.APIVersion, Kind: m.Kind + "List", ItemsHaveType: typed, ResourceVersion: m.ResourceVersion}
-		h, err := headOfList(list, e.format.ContentType())
-		if err != nil {
-			return err
-		}
+		h := headOfList(list, e.format.ContentType())
 		snapshot := e.snapshot
 		e.snapshot = nil
 		j.reset()

@@ -1,7 +1,6 @@
 package record
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -28,16 +27,12 @@ func HeadOf(response *http.Response) *Head {
 }
 
 // headOfList returns the head of a list.
-func headOfList(list *wire.Header, contentType string) (*Head, error) {
-	empty := *list
+func headOfList(list *wire.Header, contentType string) *Head {
+	empty := wire.List{Header: *list}
 	empty.Continue, empty.RemainingItemCount = "", nil
-	var raw bytes.Buffer
-	if err := empty.Encode(&raw, wire.Size{}, func(func([]byte, error) bool) {}); err != nil {
-		return nil, err
-	}
 	return &Head{
-		Code: http.StatusOK, ContentType: contentType, List: raw.Bytes(), ItemsHaveType: list.ItemsHaveType, ResourceVersion: list.ResourceVersion,
-	}, nil
+		Code: http.StatusOK, ContentType: contentType, List: empty.Encode(), ItemsHaveType: list.ItemsHaveType, ResourceVersion: list.ResourceVersion,
+	}
 }
 
 func decodeHead(raw []byte) (*Head, error) {

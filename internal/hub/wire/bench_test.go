@@ -90,13 +90,8 @@ func BenchmarkEncodeList(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		size, all := raw(list.Items)
-		var out bytes.Buffer
 		for b.Loop() {
-			out.Reset()
-			if err := list.Encode(&out, size, all); err != nil {
-				b.Fatal(err)
-			}
+			list.Encode()
 		}
 	})
 }

@@ -15,41 +15,15 @@ type jsonCodec struct{}
 // null is the JSON of absent items, metadata or strings.
 const null = "null"
 
-func (jsonCodec) listFrame(h *Header, size Size) (listFrame, error) {
-	before, after := h.layout.before, h.layout.after
-	switch {
-	case !h.layout.isFor(h):
-		metadata := jsonObjectOf(editListMeta(nil, jsonListMeta(h), inStructOrder))
-		before = fmt.Appendf(nil, `{"kind":%s,"apiVersion":%s,"metadata":%s,"items":`, jsonString(h.Kind), jsonString(h.APIVersion), metadata)
-		after = []byte("}\n")
-	case h.layout.meta != h.listMeta():
-		var err error
-		if before, after, err = editJSONLayout(h); err != nil {
-			return listFrame{}, err
-		}
+// aroundItems returns kind after the items if the items have a type, because decodeList infers ItemsHaveType of a
+// list without items from this order.
+func (jsonCodec) aroundItems(h *Header, _ Size) (before, after []byte) {
+	metadata, _ := json.Marshal(h.metadata()) // encoding strings and a number cannot fail
+	kind, apiVersion := jsonString(h.Kind), jsonString(h.APIVersion)
+	if h.ItemsHaveType && h.Kind != partialList {
+		return fmt.Appendf(nil, `{"apiVersion":%s,"items":[`, apiVersion), fmt.Appendf(nil, "],\"kind\":%s,\"metadata\":%s}\n", kind, metadata)
 	}
-	opening, closing := "[", "]"
-	if h.layout.nullItems && size.items == 0 {
-		opening, closing = null, ""
-	}
-	return listFrame{
-		before:    append(slices.Clip(before), opening...),
-		separator: []byte(","),
-		after:     append([]byte(closing), after...),
-	}, nil
-}
-
-func jsonObjectOf(members []member) []byte {
-	object := []byte{'{'}
-	for i, m := range members {
-		if i > 0 {
-			object = append(object, ',')
-		}
-		object = append(object, jsonString(m.key)...)
-		object = append(object, ':')
-		object = append(object, m.value...)
-	}
-	return append(object, '}')
+	return fmt.Appendf(nil, `{"kind":%s,"apiVersion":%s,"metadata":%s,"items":[`, kind, apiVersion, metadata), []byte("]}\n")
 }
 
 // jsonString encodes a string like encoding/json.

@@ -1,12 +1,15 @@
 package wire
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"iter"
-	"slices"
 	"strings"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // Header is a list without its items.
@@ -14,32 +17,15 @@ type Header struct {
 	Format           Format
 	APIVersion, Kind string
 
-	// ResourceVersion, Continue and RemainingItemCount may be changed between DecodeList and Encode. The other
-	// fields of the list's metadata stay unchanged.
+	// ResourceVersion, Continue and RemainingItemCount are the metadata of the list. Other fields of the metadata
+	// are not kept.
 	ResourceVersion, Continue string
 	RemainingItemCount        *int64
 
 	// ItemsHaveType is true if the items have apiVersion and kind. It is false in protobuf. For a JSON list
-	// without items, it is inferred from the order of the list's fields.
+	// without items, it is inferred from the order of the list's fields, in which an API server and Encode write
+	// kind after the items only if the items have a type.
 	ItemsHaveType bool
-
-	// layout is the encoding of the decoded list, so that Encode can encode the list in the same way. The zero
-	// value is the encoding of a built-in kind by an API server.
-	layout layout
-}
-
-// layout is an encoded list without its items.
-type layout struct {
-	// apiVersion, kind and meta are the type and metadata of the encoded list.
-	apiVersion, kind string
-	meta             listMeta
-
-	// before and after are the bytes before and after the items. Encode changes the metadata in them if
-	// necessary.
-	before, after []byte
-	// envelopeBefore and envelopeAfter are the bytes before and after the protobuf message of the list.
-	envelopeBefore, envelopeAfter []byte
-	nullItems                     bool // the list has null instead of items
 }
 
 // Item is an item of a list, in the encoding of the list.
@@ -64,7 +50,7 @@ func (h *Header) ItemKind() (apiVersion, kind string) {
 // it. The error is ErrNotAList if body is not a list.
 //
 // A Header can be stored as the output of Encode without items: DecodeList returns the same Header for this
-// output.
+// output. Hubs of earlier versions stored the list of the API server without its items.
 func (f Format) DecodeList(body []byte) (*List, error) {
 	list, err := codecs[f].decodeList(body)
 	if err != nil {
@@ -73,42 +59,58 @@ func (f Format) DecodeList(body []byte) (*List, error) {
 	return list, nil
 }
 
+// Encode returns the list in its format. Clients decode the same list as from an API server, but the bytes may
+// differ.
+func (l *List) Encode() []byte {
+	var size Size
+	for i := range l.Items {
+		size.Add(len(l.Items[i].Raw))
+	}
+	var list bytes.Buffer
+	list.Grow(int(l.Length(size)))
+	_ = l.Write(&list, size, func(yield func([]byte, error) bool) { // the size is right, and a buffer returns no error
+		for i := range l.Items {
+			if !yield(l.Items[i].Raw, nil) {
+				return
+			}
+		}
+	})
+	return list.Bytes()
+}
+
 // Size is the size of the items of a list. It must be known before the first item is written, because a list in
 // protobuf begins with its size. The zero value is the size of no items.
 type Size struct {
 	items             int
-	bytes, asProtobuf int64
+	bytes, asProtobuf int64 // asProtobuf includes the tags and lengths before the items
 }
 
 // Add adds an item with this length in bytes.
 func (s *Size) Add(length int) {
 	s.items++
 	s.bytes += int64(length)
-	s.asProtobuf += sizeOfItem(length)
+	s.asProtobuf += int64(sizeOfField(length))
 }
 
-// Encode writes the list with items in its format, which are read one by one. It returns the error that items
-// yields, and an error if the items do not have the given size. It calls Write several times with few bytes. If
-// nothing was changed, a list from an API server is written with the same bytes.
-func (h *Header) Encode(w io.Writer, size Size, items iter.Seq2[[]byte, error]) error {
-	frame, err := codecs[h.Format].listFrame(h, size)
-	if err != nil {
-		return h.Format.wrap("encoding a "+h.Kind, err)
-	}
-	if _, err := w.Write(frame.before); err != nil {
+// Write writes what Encode returns for a list with these items, which are read one by one. It returns the error
+// that items yields, and an error if the items do not have the given size. It calls w.Write several times with few
+// bytes.
+func (h *Header) Write(w io.Writer, size Size, items iter.Seq2[[]byte, error]) error {
+	before, after := codecs[h.Format].aroundItems(h, size)
+	if _, err := w.Write(before); err != nil {
 		return err
 	}
 	var written Size
-	prefix := make([]byte, 0, maxItemPrefix)
+	var prefix []byte
 	for item, err := range items {
 		if err != nil {
 			return err
 		}
 		switch {
 		case h.Format == Protobuf:
-			prefix = appendItemPrefix(prefix[:0], len(item))
+			prefix = protowire.AppendVarint(protowire.AppendTag(prefix[:0], 2, protowire.BytesType), uint64(len(item)))
 		case written.items == 1:
-			prefix = frame.separator
+			prefix = []byte(",")
 		}
 		written.Add(len(item))
 		if written.items > size.items || written.bytes > size.bytes {
@@ -124,52 +126,25 @@ func (h *Header) Encode(w io.Writer, size Size, items iter.Seq2[[]byte, error]) 
 	if written != size {
 		return fmt.Errorf("encoding a %s in %s: %w", h.Kind, h.Format, errSize)
 	}
-	_, err = w.Write(frame.after)
+	_, err := w.Write(after)
 	return err
 }
 
-// Length returns how many bytes Encode writes for items of this size.
-func (h *Header) Length(size Size) (int64, error) {
-	frame, err := codecs[h.Format].listFrame(h, size)
-	if err != nil {
-		return 0, h.Format.wrap("encoding a "+h.Kind, err)
-	}
-	n := int64(len(frame.before)) + int64(len(frame.after))
+// Length returns how many bytes Write writes for items of this size.
+func (h *Header) Length(size Size) int64 {
+	before, after := codecs[h.Format].aroundItems(h, size)
+	n := int64(len(before) + len(after))
 	if h.Format == Protobuf {
-		return n + size.asProtobuf, nil
+		return n + size.asProtobuf
 	}
-	return n + size.bytes + int64(len(frame.separator))*int64(max(0, size.items-1)), nil
+	return n + size.bytes + int64(max(0, size.items-1)) // commas
 }
-
-// listFrame has the bytes before, between and after the items of a list.
-type listFrame struct{ before, separator, after []byte }
 
 var errSize = errors.New("the items do not have the given size")
 
-// isFor reports whether the layout is for a list with the type of h.
-func (l *layout) isFor(h *Header) bool {
-	return l.before != nil && l.apiVersion == h.APIVersion && l.kind == h.Kind
-}
-
-// listMeta has the fields of a list's metadata that a Header has.
-type listMeta struct {
-	resourceVersion, more string
-	hasRemaining          bool
-	remaining             int64
-}
-
-func (h *Header) listMeta() listMeta {
-	m := listMeta{resourceVersion: h.ResourceVersion, more: h.Continue}
-	if h.RemainingItemCount != nil {
-		m.hasRemaining, m.remaining = true, *h.RemainingItemCount
-	}
-	return m
-}
-
-// writesEmptyContinue reports whether an API server writes an empty continue field in JSON, as for custom
-// resources.
-func (h *Header) writesEmptyContinue() bool {
-	return h.ItemsHaveType && h.Kind != partialList
+// metadata returns the metadata of an encoded list.
+func (h *Header) metadata() *metav1.ListMeta {
+	return &metav1.ListMeta{ResourceVersion: h.ResourceVersion, Continue: h.Continue, RemainingItemCount: h.RemainingItemCount}
 }
 
 // partialList is a built-in list kind whose items have apiVersion and kind.
@@ -181,7 +156,6 @@ func (l *List) complete(custom bool) error {
 	if l.APIVersion == "" || !isListKind(l.Kind) {
 		return fmt.Errorf("%w: its kind is %.40q", ErrNotAList, l.Kind)
 	}
-	l.layout.apiVersion, l.layout.kind, l.layout.meta = l.APIVersion, l.Kind, l.listMeta()
 	l.ItemsHaveType = l.Format != Protobuf && (custom || l.Kind == partialList)
 	apiVersion, kind := l.ItemKind()
 	for i := range l.Items {
@@ -209,50 +183,7 @@ func isListKind(kind string) bool {
 	return strings.HasSuffix(kind, "List")
 }
 
-// member is a field of a JSON object. The value is encoded.
-type member struct {
-	key   string
-	value []byte
-}
-
-// order reports whether the first key is written before the second one.
-type order func(first, second string) bool
-
-// listMetaFields are the fields of a list's metadata, in the order of encoding/json.
-var listMetaFields = []string{"selfLink", "resourceVersion", "continue", "remainingItemCount", "shardInfo"}
-
-func inStructOrder(first, second string) bool {
-	i, j := slices.Index(listMetaFields, first), slices.Index(listMetaFields, second)
-	return i >= 0 && (j < 0 || i < j)
-}
-
-func inAlphabeticalOrder(first, second string) bool { return first < second }
-
-// editListMeta sets members of a list's metadata, and removes those whose new value is nil. Existing members
-// keep their position.
-func editListMeta(members, changes []member, before order) []member {
-	for _, change := range changes {
-		at := slices.IndexFunc(members, func(m member) bool { return m.key == change.key })
-		switch {
-		case at >= 0 && change.value == nil:
-			members = slices.Delete(members, at, at+1)
-		case at >= 0:
-			members[at] = change
-		case change.value != nil:
-			at = slices.IndexFunc(members, func(m member) bool { return before(change.key, m.key) })
-			if at < 0 {
-				at = len(members)
-			}
-			members = slices.Insert(members, at, change)
-		}
-	}
-	return members
-}
-
-var (
-	errNoMetadata  = errors.New("the list has no metadata in which to set the resourceVersion")
-	errNotAnObject = errors.New("it is not the object form of an object")
-)
+var errNotAnObject = errors.New("it is not the object form of an object")
 
 // field is a field that this package reads.
 type field uint8

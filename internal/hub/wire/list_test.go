@@ -4,10 +4,10 @@ import (
 	"bytes"
 	"errors"
 	"io"
-	"iter"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -15,37 +15,54 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// raw yields the items of a list.
-func raw(items []Item) (Size, iter.Seq2[[]byte, error]) {
-	var size Size
-	for _, item := range items {
-		size.Add(len(item.Raw))
-	}
-	return size, func(yield func([]byte, error) bool) {
-		for _, item := range items {
-			if !yield(item.Raw, nil) {
-				return
+// write returns the list that Encode writes.
+func write(h *Header, items []Item) []byte {
+	return (&List{Header: *h, Items: items}).Encode()
+}
+
+// hasSameList checks that clients decode the same list from got and want, and that the hub decodes the same items
+// and header. A list of custom resources of an API server has an empty continue, which is the same as none.
+func hasSameList(t testing.TB, format Format, got, want []byte, like runtime.Object) {
+	t.Helper()
+	plain := func(body []byte) runtime.Object {
+		var object runtime.Object
+		if u, ok := like.(*unstructured.UnstructuredList); ok {
+			list := u.NewEmptyInstance().(*unstructured.UnstructuredList)
+			if err := list.UnmarshalJSON(body); err != nil {
+				t.Fatal(err)
+			}
+			if list.GetContinue() == "" {
+				unstructured.RemoveNestedField(list.Object, "metadata", "continue")
+			}
+			return list
+		}
+		object = decode(t, format, body, like)
+		if list, err := meta.ListAccessor(object); err == nil {
+			list.SetSelfLink("")
+			if sharded, ok := object.(*corev1.PodList); ok {
+				sharded.ShardInfo = nil
 			}
 		}
+		return object
 	}
-}
-
-// write returns the list that Encode writes, and checks Length.
-func write(t testing.TB, h *Header, items []Item) []byte {
-	t.Helper()
-	size, all := raw(items)
-	var b bytes.Buffer
-	if err := h.Encode(&b, size, all); err != nil {
+	if diff := cmp.Diff(plain(want), plain(got), cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("a client decodes another list: %s", diff)
+	}
+	wanted, err := format.DecodeList(want)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if n, err := h.Length(size); err != nil || n != int64(b.Len()) {
-		t.Errorf("Length is %d, %v, and %d bytes were written", n, err, b.Len())
+	list, err := format.DecodeList(got)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return b.Bytes()
+	if diff := cmp.Diff(wanted, list, cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("the hub decodes another list: %s", diff)
+	}
 }
 
-// TestDecodedListsAreEncodedUnchanged: header and items equal those of the typed list.
-func TestDecodedListsAreEncodedUnchanged(t *testing.T) {
+// TestDecodedListsAreEncodedAsTheSameList: header and items equal those of the typed list, also after Encode.
+func TestDecodedListsAreEncodedAsTheSameList(t *testing.T) {
 	objects := lists()
 	for seed := range int64(20) {
 		for name, list := range random(t, seed) {
@@ -77,9 +94,7 @@ func TestDecodedListsAreEncodedUnchanged(t *testing.T) {
 		if diff := cmp.Diff(wantMeta, got); diff != "" {
 			t.Error(diff)
 		}
-		if got := write(t, &list.Header, list.Items); !bytes.Equal(got, body) {
-			t.Errorf("got\n%q, want\n%q", got, body)
-		}
+		hasSameList(t, format, write(&list.Header, list.Items), body, object)
 	})
 }
 
@@ -91,7 +106,7 @@ func TestHeadersCanBeStoredAsListsWithoutItems(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		stored, err := format.DecodeList(write(t, &list.Header, nil))
+		stored, err := format.DecodeList(write(&list.Header, nil))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -101,14 +116,32 @@ func TestHeadersCanBeStoredAsListsWithoutItems(t *testing.T) {
 		if len(stored.Items) > 0 {
 			t.Errorf("it has %d items", len(stored.Items))
 		}
-		if got := write(t, &stored.Header, list.Items); !bytes.Equal(got, body) {
-			t.Errorf("got\n%q, want\n%q", got, body)
-		}
+		hasSameList(t, format, write(&stored.Header, list.Items), body, object)
 	})
 }
 
-// TestChangedListsAreEncodedAsByTheAPIServer: for lists whose metadata and items change.
-func TestChangedListsAreEncodedAsByTheAPIServer(t *testing.T) {
+// TestHeadersOfEarlierVersionsAreRead: an earlier hub stored the list of the API server without its items, with
+// fields of the metadata that are no longer kept.
+func TestHeadersOfEarlierVersionsAreRead(t *testing.T) {
+	for body, want := range map[string]Header{
+		`{"kind":"PodList","apiVersion":"v1","metadata":{"selfLink":"/s","resourceVersion":"7"},"items":[]}` + "\n": {APIVersion: "v1", Kind: "PodList"},
+		`{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"7"},"items":null}` + "\n":               {APIVersion: "v1", Kind: "PodList"},
+		`{"apiVersion":"a/v1","items":[],"kind":"WList","metadata":{"continue":"","resourceVersion":"7"}}` + "\n":   {APIVersion: "a/v1", Kind: "WList", ItemsHaveType: true},
+	} {
+		want.Format, want.ResourceVersion = JSON, "7"
+		list, err := JSON.DecodeList([]byte(body))
+		if err != nil {
+			t.Errorf("%s: %v", body, err)
+			continue
+		}
+		if diff := cmp.Diff(want, list.Header); diff != "" {
+			t.Errorf("%s: %s", body, diff)
+		}
+	}
+}
+
+// TestChangedListsAreDecodedAsFromTheAPIServer: for lists whose metadata and items change.
+func TestChangedListsAreDecodedAsFromTheAPIServer(t *testing.T) {
 	type change struct {
 		more      string
 		remaining *int64
@@ -155,10 +188,7 @@ func TestChangedListsAreEncodedAsByTheAPIServer(t *testing.T) {
 							t.Fatal(err)
 						}
 						list.ResourceVersion, list.Continue, list.RemainingItemCount = wanted.ResourceVersion, wanted.Continue, wanted.RemainingItemCount
-						got := write(t, &list.Header, wanted.Items)
-						if !bytes.Equal(got, body) {
-							t.Errorf("got\n%q, want\n%q", got, body)
-						}
+						hasSameList(t, e.format, write(&list.Header, wanted.Items), body, b)
 					})
 				}
 			}
@@ -166,8 +196,8 @@ func TestChangedListsAreEncodedAsByTheAPIServer(t *testing.T) {
 	}
 }
 
-// TestListsAreEncodedFromAPlainHeader: a Header that does not come from DecodeList is written as an API
-// server writes the list of a built-in kind.
+// TestListsAreEncodedFromAPlainHeader: a Header that does not come from DecodeList is decoded like the
+// list of a built-in kind from an API server.
 func TestListsAreEncodedFromAPlainHeader(t *testing.T) {
 	for _, want := range []*corev1.PodList{pods(0, listMetaOf("", nil)), pods(2, listMetaOf("", nil)), pods(2, listMetaOf("more", new(int64(7))))} {
 		for encoding, e := range encodings {
@@ -176,20 +206,16 @@ func TestListsAreEncodedFromAPlainHeader(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			h := list.Header
-			h.layout = layout{}
-			got := write(t, &h, list.Items)
-			if !bytes.Equal(got, body) {
-				t.Errorf("%s: got\n%q, want\n%q", encoding, got, body)
+			h := Header{
+				Format: e.format, APIVersion: list.APIVersion, Kind: list.Kind,
+				ResourceVersion: list.ResourceVersion, Continue: list.Continue, RemainingItemCount: list.RemainingItemCount,
 			}
-			if diff := cmp.Diff(decode(t, e.format, got, want), decode(t, e.format, body, want)); diff != "" {
-				t.Error(diff)
-			}
+			hasSameList(t, e.format, write(&h, list.Items), body, want)
 		}
 	}
 }
 
-func TestEncodeChecksTheSize(t *testing.T) {
+func TestWriteChecksTheSize(t *testing.T) {
 	failure := errors.New("the disk is broken")
 	for _, format := range formats {
 		h := &Header{Format: format, APIVersion: "v1", Kind: "PodList"}
@@ -211,7 +237,7 @@ func TestEncodeChecksTheSize(t *testing.T) {
 			for _, n := range tc.add {
 				size.Add(n)
 			}
-			err := h.Encode(io.Discard, size, func(yield func([]byte, error) bool) {
+			err := h.Write(io.Discard, size, func(yield func([]byte, error) bool) {
 				_ = yield([]byte("{}"), nil) && yield([]byte("{}"), tc.err)
 			})
 			if !errors.Is(err, tc.want) {

@@ -23,11 +23,10 @@ var envelopeMagic = []byte("k8s\x00")
 
 // messageField is a field of a message. bytes is its content if its wire type is bytes.
 type messageField struct {
-	number     protowire.Number
-	isBytes    bool
-	bytes      []byte
-	varint     uint64
-	start, end int // the position of the field with its tag
+	number  protowire.Number
+	isBytes bool
+	bytes   []byte
+	varint  uint64
 }
 
 // eachField calls f with the fields of a message.
@@ -37,7 +36,7 @@ func eachField(message []byte, f func(messageField) error) error {
 		if n < 0 {
 			return protowire.ParseError(n)
 		}
-		field := messageField{number: number, start: i}
+		field := messageField{number: number}
 		value := message[i+n:]
 		var length int
 		switch wireType {
@@ -53,7 +52,6 @@ func eachField(message []byte, f func(messageField) error) error {
 			return protowire.ParseError(length)
 		}
 		i += n + length
-		field.end = i
 		if err := f(field); err != nil {
 			return err
 		}
@@ -87,10 +85,10 @@ func (f messageField) message(seen *seenFields, name field) ([]byte, error) {
 	return f.bytes, seen.add(name)
 }
 
-// envelope is a runtime.Unknown. before and after are the bytes before and after its field raw.
+// envelope is a runtime.Unknown.
 type envelope struct {
-	apiVersion, kind   string
-	before, raw, after []byte
+	apiVersion, kind string
+	raw              []byte
 }
 
 // openEnvelope splits the object form. has is false for the item form.
@@ -100,7 +98,6 @@ func openEnvelope(object []byte) (e envelope, has bool, err error) {
 		return envelope{raw: object}, false, nil
 	}
 	var seen seenFields
-	e.before = message
 	err = eachField(message, func(f messageField) error {
 		switch f.number {
 		case 1:
@@ -118,7 +115,6 @@ func openEnvelope(object []byte) (e envelope, has bool, err error) {
 				return nil
 			})
 		case 2:
-			e.before, e.after = message[:f.start], message[f.end:]
 			e.raw, err = f.message(&seen, fieldObject)
 			return err
 		case 3, 4:
@@ -240,7 +236,6 @@ func (protobufCodec) decodeList(body []byte) (*List, error) {
 	}
 	list := &List{Header: Header{Format: Protobuf, APIVersion: e.apiVersion, Kind: e.kind}}
 	var seen seenFields
-	itemsStart, itemsEnd := -1, -1
 	list.Items = make([]Item, 0, countItems(e.raw))
 	err = eachField(e.raw, func(f messageField) error {
 		switch f.number {
@@ -254,12 +249,6 @@ func (protobufCodec) decodeList(body []byte) (*List, error) {
 			if !f.isBytes {
 				return fmt.Errorf("an item is not a message: %w", ErrNotAList)
 			}
-			if itemsStart < 0 {
-				itemsStart = f.start
-			} else if itemsEnd != f.start {
-				return errors.New("there is a field between two items")
-			}
-			itemsEnd = f.end
 			item := Item{Raw: slices.Clip(f.bytes)}
 			err := readObjectMeta(f.bytes, &item.Meta)
 			list.Items = append(list.Items, item)
@@ -269,13 +258,6 @@ func (protobufCodec) decodeList(body []byte) (*List, error) {
 	})
 	if err != nil {
 		return nil, err
-	}
-	if itemsStart < 0 {
-		itemsStart, itemsEnd = len(e.raw), len(e.raw)
-	}
-	list.layout = layout{
-		before: slices.Concat([]byte{}, e.raw[:itemsStart]), after: bytes.Clone(e.raw[itemsEnd:]),
-		envelopeBefore: bytes.Clone(e.before), envelopeAfter: bytes.Clone(e.after),
 	}
 	return list, list.complete(false)
 }
@@ -316,67 +298,16 @@ func readListMeta(metadata []byte, h *Header) error {
 	})
 }
 
-// maxItemPrefix is the largest size of the tag and the length before an item.
-const maxItemPrefix = 1 + binary.MaxVarintLen64
+// sizeOfField returns the size of a field with a number up to 15 and a content of this length.
+func sizeOfField(length int) int { return 1 + protowire.SizeBytes(length) }
 
-func appendItemPrefix(dst []byte, length int) []byte {
-	dst = protowire.AppendTag(dst, 2, protowire.BytesType)
-	return protowire.AppendVarint(dst, uint64(length))
-}
-
-// sizeOfItem returns the size of an item of this length in a list.
-func sizeOfItem(length int) int64 { return int64(1 + protowire.SizeBytes(length)) }
-
-func (protobufCodec) listFrame(h *Header, size Size) (listFrame, error) {
-	l := h.layout
-	if !l.isFor(h) {
-		l = layout{envelopeBefore: typeMetaField(h.APIVersion, h.Kind), envelopeAfter: envelopeEnd}
-	}
-	if !l.isFor(h) || l.meta != h.listMeta() {
-		var err error
-		if l.before, err = editProtobufListMeta(l.before, h); err != nil {
-			return listFrame{}, err
-		}
-	}
-	raw := int64(len(l.before)) + size.asProtobuf + int64(len(l.after))
-	before := slices.Concat(envelopeMagic, l.envelopeBefore)
+func (protobufCodec) aroundItems(h *Header, size Size) (before, after []byte) {
+	encoded, _ := h.metadata().Marshal() // encoding strings and a number cannot fail
+	metadata := appendMessage(nil, 1, encoded)
+	before = append(bytes.Clone(envelopeMagic), typeMetaField(h.APIVersion, h.Kind)...)
 	before = protowire.AppendTag(before, 2, protowire.BytesType)
-	before = protowire.AppendVarint(before, uint64(raw))
-	return listFrame{before: append(before, l.before...), after: slices.Concat(l.after, l.envelopeAfter)}, nil
-}
-
-// editProtobufListMeta returns the fields before the items of a list, with the metadata of h.
-func editProtobufListMeta(before []byte, h *Header) ([]byte, error) {
-	var result, smaller, larger []byte // metadata fields with numbers below 2 and above 4
-	err := eachField(before, func(f messageField) error {
-		if f.number != 1 {
-			result = append(result, before[f.start:f.end]...)
-			return nil
-		}
-		return eachField(f.bytes, func(field messageField) error {
-			switch encoded := f.bytes[field.start:field.end]; {
-			case field.number < 2:
-				smaller = append(smaller, encoded...)
-			case field.number > 4:
-				larger = append(larger, encoded...)
-			}
-			return nil
-		})
-	})
-	if err != nil {
-		return nil, err
-	}
-	if smaller == nil {
-		smaller = appendText(nil, 1, "") // selfLink
-	}
-	metadata := appendText(smaller, 2, h.ResourceVersion)
-	metadata = appendText(metadata, 3, h.Continue)
-	if h.RemainingItemCount != nil {
-		metadata = protowire.AppendTag(metadata, 4, protowire.VarintType)
-		metadata = protowire.AppendVarint(metadata, uint64(*h.RemainingItemCount))
-	}
-	metadata = append(metadata, larger...)
-	return append(appendMessage(nil, 1, metadata), result...), nil
+	before = protowire.AppendVarint(before, uint64(int64(len(metadata))+size.asProtobuf))
+	return append(before, metadata...), envelopeEnd
 }
 
 func appendText(dst []byte, number protowire.Number, text string) []byte {
@@ -409,7 +340,7 @@ func (protobufCodec) objectOf(item []byte, apiVersion, kind string) ([]byte, err
 		return item, err
 	}
 	typeMeta := typeMetaField(apiVersion, kind)
-	object := make([]byte, 0, len(envelopeMagic)+len(typeMeta)+int(sizeOfItem(len(item)))+len(envelopeEnd))
+	object := make([]byte, 0, len(envelopeMagic)+len(typeMeta)+sizeOfField(len(item))+len(envelopeEnd))
 	object = append(append(object, envelopeMagic...), typeMeta...)
 	return append(appendMessage(object, 2, item), envelopeEnd...), nil
 }

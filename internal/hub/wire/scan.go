@@ -1,10 +1,8 @@
 package wire
 
 import (
-	"bytes"
 	"fmt"
 	"slices"
-	"strconv"
 )
 
 // takeNull reads null if it is the next value.
@@ -110,7 +108,6 @@ func (jsonCodec) decodeList(body []byte) (*List, error) {
 	list := &List{Header: Header{Format: JSON}}
 	h := &list.Header
 	var seen seenFields
-	var start, end int
 	var name string
 	kindIsLast := false
 	err := s.object(func(key []byte) error {
@@ -129,8 +126,6 @@ func (jsonCodec) decodeList(body []byte) (*List, error) {
 			if err := seen.add(fieldItems); err != nil {
 				return err
 			}
-			start = s.at()
-			defer func() { end = start + len(s.since(start)) }()
 			return scanItems(s, list)
 		}
 		return s.skip()
@@ -138,19 +133,17 @@ func (jsonCodec) decodeList(body []byte) (*List, error) {
 	if err == nil {
 		err = s.end()
 	}
-	if err == nil && (start == 0 || name != "") {
+	if err == nil && (!seen.has(fieldItems) || name != "") {
 		err = ErrNotAList
 	}
 	if err != nil {
 		return nil, err
 	}
-	h.layout.before, h.layout.after = bytes.Clone(body[:start]), bytes.Clone(body[end:])
 	return list, list.complete(kindIsLast)
 }
 
 func scanItems(s *jsonScanner, list *List) error {
 	if takeNull(s) {
-		list.layout.nullItems = true
 		return nil
 	}
 	if !s.isArray() {
@@ -193,73 +186,6 @@ func scanListMeta(s *jsonScanner, h *Header, name *string) error {
 		}
 		return s.skip()
 	})
-}
-
-// jsonListMeta returns the members of a list's metadata that a Header has. The value of an omitted member is
-// nil.
-func jsonListMeta(h *Header) []member {
-	resourceVersion, more, remaining := member{key: "resourceVersion"}, member{key: "continue"}, member{key: "remainingItemCount"}
-	if h.ResourceVersion != "" {
-		resourceVersion.value = jsonString(h.ResourceVersion)
-	}
-	if h.Continue != "" || h.writesEmptyContinue() {
-		more.value = jsonString(h.Continue)
-	}
-	if h.RemainingItemCount != nil {
-		remaining.value = strconv.AppendInt(nil, *h.RemainingItemCount, 10)
-	}
-	return []member{resourceVersion, more, remaining}
-}
-
-// editJSONLayout returns the layout of a list with the metadata of h.
-func editJSONLayout(h *Header) (before, after []byte, err error) {
-	items := len(h.layout.before)
-	text := slices.Concat(h.layout.before, []byte(null), h.layout.after)
-	s := &jsonScanner{b: text}
-	var start, end, kind int
-	var members []member
-	err = s.object(func(key []byte) error {
-		switch string(key) {
-		case "kind":
-			kind = s.at()
-		case "metadata":
-			if !s.isObject() {
-				break
-			}
-			start = s.at()
-			var err error
-			members, err = scanMembers(s)
-			end = start + len(s.since(start))
-			return err
-		}
-		return s.skip()
-	})
-	if err != nil {
-		return nil, nil, err
-	}
-	if start == 0 {
-		return nil, nil, errNoMetadata
-	}
-	order := inStructOrder
-	if kind > items {
-		order = inAlphabeticalOrder
-	}
-	metadata := jsonObjectOf(editListMeta(members, jsonListMeta(h), order))
-	if end <= items {
-		return slices.Concat(text[:start], metadata, text[end:items]), h.layout.after, nil
-	}
-	return h.layout.before, slices.Concat(text[items+len(null):start], metadata, text[end:]), nil
-}
-
-// scanMembers reads the members of an object.
-func scanMembers(s *jsonScanner) (members []member, err error) {
-	err = s.object(func(key []byte) error {
-		start := s.at()
-		err := s.skip()
-		members = append(members, member{key: string(key), value: s.since(start)})
-		return err
-	})
-	return members, err
 }
 
 // decodeEvent decodes an event of a watch.

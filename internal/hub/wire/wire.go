@@ -44,7 +44,7 @@ type codec interface {
 	meta(object []byte) (Meta, error)
 	stringMap(object []byte, field string) (map[string]string, error)
 	decodeList(body []byte) (*List, error)
-	listFrame(h *Header, size Size) (listFrame, error)
+	aroundItems(h *Header, size Size) (before, after []byte)
 	itemOf(object []byte, withType bool) ([]byte, error)
 	objectOf(item []byte, apiVersion, kind string) ([]byte, error)
 	readFrame(r *frameReader) error
