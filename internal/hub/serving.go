@@ -62,7 +62,7 @@ func newServing(dir, listen string, now func() time.Time, log logr.Logger) (*ser
 	s.unreadable = os.MkdirAll(dir, 0o700)
 	s.ca = certs.Pair{Cert: s.read("ca.crt"), Key: s.read("ca.key")}
 	s.cert = certs.SigningCA(s.ca)
-	if s.cert == nil || certs.IsOwnCA(s.cert) && !(s.cert.NotBefore.Equal(always.From) && s.cert.NotAfter.Equal(always.To)) {
+	if s.cert == nil || certs.IsOwnCA(s.cert) && (!s.cert.NotBefore.Equal(always.From) || !s.cert.NotAfter.Equal(always.To)) {
 		if err := s.createCA(); err != nil {
 			return nil, err
 		}
