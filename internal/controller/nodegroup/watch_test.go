@@ -140,6 +140,16 @@ func TestEventsAreFollowed(t *testing.T) {
 	send(before, nil, "bare", map[string]string{})
 }
 
+// TestTheNodesOfAGroupAreFoundByEveryLabel: also by one whose key is a field of the node.
+func TestTheNodesOfAGroupAreFoundByEveryLabel(t *testing.T) {
+	for _, key := range []string{"site", "metadata.name", "name"} {
+		s := newSite(t, build.NodeGroup("g", selects(map[string]string{key: "v"})), build.Node("n", build.Label(key, "v")))
+		if got := s.nodesOf(t.Context(), "g"); len(got) != 1 {
+			t.Errorf("%s: a change of the group enqueues %q", key, got)
+		}
+	}
+}
+
 // TestANodeIsNotForgottenByAGroupThatGoes before it has its finalizer: the next group gets it.
 func TestANodeIsNotForgottenByAGroupThatGoes(t *testing.T) {
 	s := newSite(t, build.NodeGroup("old", created(1), build.Selects("n")), build.NodeGroup("young", created(2), build.Selects("n")), build.Node("n"))

@@ -16,8 +16,8 @@ type Label struct {
 	Any        bool
 }
 
-// nameKey is the key of NameOf. It is no label of the API server's.
-const nameKey = "metadata.name"
+// nameKey is the key of NameOf. No label can have it: = is not allowed in keys.
+const nameKey = "name="
 
 // NameOf returns the name of a node as a label that only this node carries.
 func NameOf(node string) Label { return Label{Key: nameKey, Value: node} }

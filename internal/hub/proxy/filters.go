@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"iter"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/watch"
@@ -83,22 +84,34 @@ func cachedBatch(c *call, state *record.State) (*batch, error) {
 		return nil, err
 	}
 	b := &batch{&wire.List{Header: *header, Items: make([]wire.Item, 0, state.Len())}, false}
-	apiVersion, kind := header.ItemKind()
-	for value, err := range state.Values() {
+	for item, err := range itemsOf(state, header) {
 		if err != nil {
 			return nil, err
 		}
-		raw := bytes.Clone(value)
-		m, err := header.Format.Meta(raw)
-		if err != nil {
-			return nil, err
-		}
-		if !header.ItemsHaveType {
-			m.APIVersion, m.Kind = apiVersion, kind
-		}
-		b.Items = append(b.Items, wire.Item{Meta: m, Raw: raw})
+		item.Raw = bytes.Clone(item.Raw)
+		b.Items = append(b.Items, item)
 	}
 	return b, nil
+}
+
+// itemsOf yields the objects of a list from the cache. The bytes of each are valid until the next one. It ends with an
+// error.
+func itemsOf(state *record.State, header *wire.Header) iter.Seq2[wire.Item, error] {
+	apiVersion, kind := header.ItemKind()
+	return func(yield func(wire.Item, error) bool) {
+		for value, err := range state.Values() {
+			item := wire.Item{Raw: value}
+			if err == nil {
+				item.Meta, err = header.Format.Meta(value)
+			}
+			if !header.ItemsHaveType {
+				item.APIVersion, item.Kind = apiVersion, kind
+			}
+			if !yield(item, err) || err != nil {
+				return
+			}
+		}
+	}
 }
 
 // encode returns the body of a response with these objects.

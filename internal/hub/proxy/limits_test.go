@@ -282,6 +282,7 @@ func endsUnread(t *testing.T, ask func(server *httptest.Server)) {
 	case <-time.After(time.Minute):
 		t.Error("an answer that is not read does not end")
 	}
+	build.Eventually(t, "its slot is given back", func() bool { return n.limits.answers.Taken() == 0 })
 }
 
 // TestIdleAnswerIsNotEnded: such as a log that is followed.

@@ -238,7 +238,7 @@ func TestForbiddenWritesAreSentAgain(t *testing.T) {
 	if s := e.Journal.Summary(); s.Outcomes["Replayed"] != 1 || s.Outcomes["Refused"] != 0 || s.Waiting != 1 {
 		t.Errorf("the summary is %+v", s)
 	}
-	e.Replay.SendAll(t.Context(), map[string]replay.Retry{eventsPath + "/e-1": {Forbidden: time.Now().Add(-replay.ForbiddenWithin)}}, time.Time{})
+	e.Replay.SendAll(t.Context(), map[string]replay.Retry{eventsPath + "/e-1": {Forbidden: time.Now().Add(-replay.ForbiddenWithin)}}, false)
 	if s := e.Journal.Summary(); s.Outcomes["Refused"] != 1 || s.Waiting != 0 {
 		t.Errorf("after %s the summary is %+v", replay.ForbiddenWithin, s)
 	}
@@ -474,7 +474,7 @@ func TestOtherErrorRestartsTheForbiddenTime(t *testing.T) {
 	for i, code := range []int{http.StatusForbidden, http.StatusInternalServerError} {
 		e.server.lock(func() { e.server.refuse = map[string]int{"/e-1": code} })
 		e.comeBack(eventsPath + "/e-1")
-		e.Replay.SendAll(t.Context(), later, time.Time{})
+		e.Replay.SendAll(t.Context(), later, false)
 		if r := later[eventsPath+"/e-1"]; r.Forbidden.IsZero() != (i > 0) {
 			t.Errorf("after %d it is forbidden since %s", code, r.Forbidden)
 		}

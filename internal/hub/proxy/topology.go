@@ -181,32 +181,48 @@ func (c *comparing) compare(s *stream) (done, gone bool) {
 	if s.version == "" {
 		return false, false // among the initial events
 	}
-	b, version := c.cachedFor(s)
-	if b == nil || !wire.IsUpTo(s.version, version) {
+	state, err := s.Record.Peek(s.call.key) // without a wait, because the events of the watch wait for the caller
+	if err != nil {
 		return false, false
 	}
-	later := make([]bool, len(b.Items))
+	defer state.Close()
+	if !state.Head.IsList() || !wire.IsUpTo(s.version, state.Head.ResourceVersion) {
+		return false, false
+	}
+	list, err := state.Head.Header()
+	if err != nil || list.Format != s.format {
+		return false, false
+	}
+	// The objects are read twice, because all together may take much memory, in each watch.
+	isLater := func(item *wire.Item) bool {
+		return item.ResourceVersion != "" && !wire.IsUpTo(item.ResourceVersion, s.version)
+	}
 	session := c.anew()
-	for i := range b.Items {
-		item := &b.Items[i]
-		later[i] = item.ResourceVersion != "" && !wire.IsUpTo(item.ResourceVersion, s.version)
-		if _, has := c.sent[record.ID(&item.Meta)]; !later[i] || !c.isWhole || has {
-			session.Learn(b.Format, &item.Meta, item.Raw) // if it is later, it is the best that is known of the client's version
+	for item, err := range itemsOf(state, list) {
+		if err != nil {
+			return false, false
+		}
+		if _, has := c.sent[record.ID(&item.Meta)]; !isLater(&item) || !c.isWhole || has {
+			session.Learn(list.Format, &item.Meta, item.Raw) // if it is later, it is the best that is known of the client's version
 		}
 	}
-	sent, wrote := make(map[string]uint64, len(b.Items)), false
-	for i := range b.Items {
-		item, id := &b.Items[i], record.ID(&b.Items[i].Meta)
+	sent, wrote, isWhole := make(map[string]uint64, state.Len()), false, true
+	for item, err := range itemsOf(state, list) {
+		if err != nil {
+			return false, false
+		}
+		id, later := record.ID(&item.Meta), isLater(&item)
+		isWhole = isWhole && !later
 		was, has := c.sent[id]
-		form := session.Form(b.Format, &item.Meta, item.Raw)
+		form := session.Form(list.Format, &item.Meta, item.Raw)
 		sum := maphash.Bytes(c.seed, form)
 		switch {
-		case later[i] && !has:
+		case later && !has:
 			continue
-		case later[i]:
+		case later:
 			sum = was
 		case !has || was != sum:
-			object, err := b.Format.ObjectOf(form, item.APIVersion, item.Kind)
+			object, err := list.Format.ObjectOf(form, item.APIVersion, item.Kind)
 			if err != nil || !s.send(watch.Modified, object) {
 				return false, err == nil
 			}
@@ -214,29 +230,12 @@ func (c *comparing) compare(s *stream) (done, gone bool) {
 		}
 		sent[id] = sum
 	}
-	c.Session, c.sent, c.isWhole = session, sent, c.isWhole || !slices.Contains(later, true)
+	c.Session, c.sent, c.isWhole = session, sent, c.isWhole || isWhole
 	if !wrote || !s.position.Bookmarks {
 		return true, false
 	}
 	// The objects have their own versions. The client goes on from where it was.
-	apiVersion, kind := b.ItemKind()
-	bookmark, err := b.Format.Bookmark(apiVersion, kind, s.version, false)
+	apiVersion, kind := list.ItemKind()
+	bookmark, err := list.Format.Bookmark(apiVersion, kind, s.version, false)
 	return true, err == nil && !s.send(watch.Bookmark, bookmark)
-}
-
-// cachedFor returns the cached objects of a watch, and their version; nil if there are none in its format.
-func (c *comparing) cachedFor(s *stream) (*batch, string) {
-	state, err := s.Record.Peek(s.call.key) // without a wait, because the events of the watch wait for the caller
-	if err != nil {
-		return nil, ""
-	}
-	defer state.Close()
-	if !state.Head.IsList() {
-		return nil, ""
-	}
-	b, err := cachedBatch(s.call, state)
-	if err != nil || b.Format != s.format {
-		return nil, ""
-	}
-	return b, state.Head.ResourceVersion
 }

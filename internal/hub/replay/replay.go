@@ -120,13 +120,14 @@ func (r *Replayer) Run(ctx context.Context) {
 		if spread > 0 {
 			restAt = time.Now().Add(spread)
 		}
-		sent, busy := r.SendAll(ctx, later, restAt)
+		leaseOnly := time.Now().Before(restAt)
+		sent, busy := r.SendAll(ctx, later, leaseOnly)
 		if sent > 0 {
 			r.Log.Info("Sent journaled writes to the cloud", "sent", sent, "waiting", r.Journal.Summary().Waiting)
 		}
 		wake, wait := r.signal(), maxSendAgain
-		if rest := time.Until(restAt); rest > 0 {
-			wait = min(wait, rest)
+		if leaseOnly { // sending it may have taken until after restAt
+			wait = min(wait, max(0, time.Until(restAt)))
 		}
 		for object, again := range later {
 			if len(r.Journal.Of(object)) == 0 {
@@ -189,15 +190,16 @@ func (r *Replayer) nextEntry(kinds []journal.Kind, waits map[string]bool) (next 
 }
 
 // SendAll sends all entries that it can, including those that are added meanwhile. If an entry fails, later
-// entries of its object wait too, but other objects do not; later has the time of the next attempt. Until restAt
-// only the Lease is sent. busy means that nothing can be sent at the moment.
-func (r *Replayer) SendAll(ctx context.Context, later map[string]Retry, restAt time.Time) (sent int, busy bool) {
+// entries of its object wait too, but other objects do not; later has the time of the next attempt. With leaseOnly,
+// only the Lease is sent: if that changed meanwhile, later entries could be sent before earlier ones. busy means that
+// nothing can be sent at the moment.
+func (r *Replayer) SendAll(ctx context.Context, later map[string]Retry, leaseOnly bool) (sent int, busy bool) {
 	waits := map[string]bool{}
 	for object, again := range later {
 		waits[object] = time.Now().Before(again.At)
 	}
 	kinds := ranks
-	if time.Now().Before(restAt) { // for all entries: otherwise later ones could be sent before earlier ones
+	if leaseOnly {
 		kinds = ranks[:1]
 	}
 	for {

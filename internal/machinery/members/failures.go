@@ -23,18 +23,20 @@ type Failure struct {
 	Node, Why, From, To string
 }
 
-// set records that a node could not be written. It reports whether that is new.
-func (f *Failures) set(is Failure) bool {
+// set records that a node could not be written. It reports whether that is new, and returns the node's
+// failure before, which is empty if there was none.
+func (f *Failures) set(is Failure) (was Failure, isNew bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.byNode[is.Node] == is {
-		return false
+	was = f.byNode[is.Node]
+	if was == is {
+		return was, false
 	}
 	if f.byNode == nil {
 		f.byNode = map[string]Failure{}
 	}
 	f.byNode[is.Node] = is
-	return true
+	return was, true
 }
 
 // clear removes a node's failure and returns it.

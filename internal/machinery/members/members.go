@@ -89,10 +89,11 @@ func (m *Members) NodeWatches() []watch.Watch {
 	return []watch.Watch{{Object: &corev1.Node{}, Handler: m.OfNodes()}, {Object: m.Group, Handler: m.OfGroups()}}
 }
 
-// Failed records that a node could not be written, and enqueues its groups to update their status.
+// Failed records that a node could not be written, and enqueues its groups to update their status, also
+// those of the node's failure before.
 func (m *Members) Failed(is Failure) {
-	if m.Failures.set(is) {
-		m.EnqueueGroups(is.From, is.To)
+	if was, isNew := m.Failures.set(is); isNew {
+		m.EnqueueGroups(was.From, was.To, is.From, is.To)
 	}
 }
 
