@@ -14,29 +14,34 @@ import (
 	"k8s.io/apiserver/pkg/cel/environment"
 )
 
-// TestPodsThatReachTheWebhook evaluates the match conditions with the API server's own
-// code: a pod that Atoll does not manage must not cause a call.
-func TestPodsThatReachTheWebhook(t *testing.T) {
-	got := render(t, load(t), nil)
-	webhook := get[*admissionregistrationv1.MutatingWebhookConfiguration](t, got, "MutatingWebhookConfiguration/atoll-pods").Webhooks[0]
-
+// matcherOf compiles match conditions with the API server's own code. The failure policy is Fail, so that
+// an error in an expression fails the test.
+func matcherOf(t *testing.T, name string, expressions []admissionregistrationv1.MatchCondition) matchconditions.Matcher {
+	t.Helper()
 	compiler, err := cel.NewCompositedCompiler(environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	var conditions []cel.ExpressionAccessor
-	for _, condition := range webhook.MatchConditions {
+	for _, condition := range expressions {
 		accessor := matchconditions.MatchCondition(condition)
 		if compiled := compiler.CompileCELExpression(&accessor, cel.OptionalVariableDeclarations{HasAuthorizer: true}, environment.NewExpressions); compiled.Error != nil {
 			t.Fatalf("match condition %s: %v", condition.Name, compiled.Error)
 		}
 		conditions = append(conditions, &accessor)
 	}
-	// The failure policy is Fail here, so that an error in an expression fails the test.
 	fail := admissionregistrationv1.Fail
-	matcher := matchconditions.NewMatcher(
+	return matchconditions.NewMatcher(
 		compiler.CompileCondition(conditions, cel.OptionalVariableDeclarations{HasAuthorizer: true}, environment.NewExpressions),
-		&fail, "webhook", "admit", webhook.Name)
+		&fail, "webhook", "admit", name)
+}
+
+// TestPodsThatReachTheWebhook evaluates the match conditions with the API server's own
+// code: a pod that Atoll does not manage must not cause a call.
+func TestPodsThatReachTheWebhook(t *testing.T) {
+	got := render(t, load(t), nil)
+	webhook := get[*admissionregistrationv1.MutatingWebhookConfiguration](t, got, "MutatingWebhookConfiguration/atoll-pods").Webhooks[0]
+	matcher := matcherOf(t, webhook.Name, webhook.MatchConditions)
 
 	owned := func(apiVersion, kind string, controller *bool) metav1.ObjectMeta {
 		return metav1.ObjectMeta{OwnerReferences: []metav1.OwnerReference{{
@@ -108,5 +113,43 @@ func TestWebhookAndProbeTimeoutsAreShort(t *testing.T) {
 	probe := get[*appsv1.Deployment](t, got, "Deployment/atoll-manager").Spec.Template.Spec.Containers[0].ReadinessProbe
 	if out := probe.PeriodSeconds*probe.FailureThreshold + probe.TimeoutSeconds; probe.PeriodSeconds == 0 || probe.FailureThreshold == 0 || out > 10 {
 		t.Errorf("a replica that hangs is out of the Service after %d seconds, want at most 10: %v", out, probe)
+	}
+}
+
+// TestWorkloadsThatReachTheWebhook: others must not wait for it.
+func TestWorkloadsThatReachTheWebhook(t *testing.T) {
+	webhooks := get[*admissionregistrationv1.ValidatingWebhookConfiguration](t, render(t, load(t), nil), "ValidatingWebhookConfiguration/atoll-policies").Webhooks
+	webhook := webhooks[len(webhooks)-1]
+	if webhook.TimeoutSeconds == nil || *webhook.TimeoutSeconds > 1 || *webhook.FailurePolicy != admissionregistrationv1.Ignore {
+		t.Errorf("webhook %s delays or refuses workloads when it does not answer", webhook.Name)
+	}
+	matcher := matcherOf(t, webhook.Name, webhook.MatchConditions)
+	const required = "groupmanagement.kubeedge.io/required-overridepolicy"
+	policy := map[string]string{"app": "web", required: "o"}
+	person := &user.DefaultInfo{Name: "jane"}
+	for name, test := range map[string]struct {
+		workload appsv1.Deployment
+		by       user.Info
+		want     bool
+	}{
+		"without a label":                  {appsv1.Deployment{}, person, false},
+		"with other labels":                {appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": "web"}}}, person, false},
+		"with a required policy":           {appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Labels: policy}}, person, true},
+		"with an annotation":               {appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Annotations: policy}}, person, true},
+		"with a label in the template":     {appsv1.Deployment{Spec: appsv1.DeploymentSpec{Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: policy}}}}, person, true},
+		"by a deployer's ServiceAccount":   {appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Labels: policy}}, &user.DefaultInfo{Name: "system:serviceaccount:flux-system:kustomize-controller"}, true},
+		"of another workload":              {appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Labels: policy, OwnerReferences: []metav1.OwnerReference{{Controller: new(true)}}}}, person, false},
+		"by a controller of Kubernetes":    {appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Labels: policy}}, &user.DefaultInfo{Name: "system:serviceaccount:kube-system:deployment-controller"}, false},
+		"by kube-controller-manager":       {appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Labels: policy}}, &user.DefaultInfo{Name: "system:kube-controller-manager"}, false},
+		"by atoll-manager, which binds it": {appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Labels: policy}}, &user.DefaultInfo{Name: "system:serviceaccount:" + namespace + ":atoll-manager"}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			kind := appsv1.SchemeGroupVersion.WithKind("Deployment")
+			attributes := admission.NewAttributesRecord(&test.workload, nil, kind, "default", "web", gvr("apps", "v1", "deployments"), "", admission.Update, &metav1.UpdateOptions{}, false, test.by)
+			result := matcher.Match(t.Context(), &admission.VersionedAttributes{Attributes: attributes, VersionedKind: kind, VersionedObject: &test.workload}, nil, nil)
+			if result.Error != nil || result.Matches != test.want {
+				t.Errorf("calls the webhook: %t, want %t (%s, error %v)", result.Matches, test.want, result.FailedConditionName, result.Error)
+			}
+		})
 	}
 }

@@ -59,6 +59,7 @@ import (
 	webhooks "github.com/atoll-k8s/atoll/internal/webhook"
 	podwebhook "github.com/atoll-k8s/atoll/internal/webhook/pod"
 	policywebhook "github.com/atoll-k8s/atoll/internal/webhook/policy"
+	workloadwebhook "github.com/atoll-k8s/atoll/internal/webhook/workload"
 )
 
 // dialTimeout bounds the connection and the TLS handshake to the leader's extender.
@@ -422,7 +423,8 @@ func (p *parts) addWebhooks(context.Context) error {
 		webhook.Gangs = &podwebhook.Gangs{Resolver: p.gangs.resolver, Store: p.gangs.store}
 	}
 	webhook.SetupWithManager(p.mgr)
-	return policywebhook.SetupWithManager(p.mgr, policywebhook.Options{ExtenderInUse: p.config.extenderInUse(), Fits: p.budgets.fits})
+	workloadwebhook.SetupWithManager(p.mgr, p.policies.Absent)
+	return policywebhook.SetupWithManager(p.mgr, policywebhook.Options{ExtenderInUse: p.config.extenderInUse(), Fits: p.budgets.fits, AbsentGroups: p.policies.AbsentGroups})
 }
 
 // addExtender adds the server for kube-scheduler, if one calls the extender, and for

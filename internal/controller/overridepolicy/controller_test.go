@@ -634,6 +634,24 @@ func TestAPolicyWithoutPodsIsNotSatisfied(t *testing.T) {
 	}
 }
 
+// TestAGroupInTheRulesThatDoesNotExistIsNamed: as a PropagationPolicy does, for its name may be misspelt.
+func TestAGroupInTheRulesThatDoesNotExistIsNamed(t *testing.T) {
+	rules := build.OverridePolicy("o", build.Registry("hz", "hz.io"), build.Registry("hangzhuo", "hz.io"))
+	for name, objects := range map[string][]build.Object{
+		"pods are as the rules want it": append(base(1), running(0, build.With(func(p *corev1.Pod) { p.Spec.Containers[0].Image = "hz.io/nginx:1" }))),
+		"no pod is there yet":           base(1),
+	} {
+		t.Run(name, func(t *testing.T) {
+			objects := slices.DeleteFunc(objects, func(o build.Object) bool { _, is := o.(*gm.OverridePolicy); return is })
+			s := newFixture(t, append(objects, rules)...)
+			s.reconcile()
+			if got := s.ready(); got.Status != metav1.ConditionFalse || got.Reason != gm.ReasonNodeGroupsMissing || !strings.Contains(got.Message, `"hangzhuo"`) || strings.Contains(got.Message, `"hz"`) {
+				t.Errorf("Ready is %s %s: %s", got.Status, got.Reason, got.Message)
+			}
+		})
+	}
+}
+
 // TestConditionQuotesThePodCreationError: the pods' owner reports that the API server refuses its pods,
 // and the policy repeats it.
 func TestConditionQuotesThePodCreationError(t *testing.T) {

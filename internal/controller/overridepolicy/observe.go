@@ -25,6 +25,8 @@ type scope struct {
 	// then reports nothing else.
 	unseen    error
 	workloads []*workload
+	// missing are the NodeGroups in the rules that do not exist or have no node.
+	missing []string
 }
 
 // workload is what one pass observed of one workload.
@@ -54,6 +56,7 @@ func (r *Reconciler) observe(ctx context.Context, s *scope) error {
 		return nil
 	}
 	s.rules = rules
+	s.missing = r.Policies.WithoutNodes(rules.Groups())
 	objects := r.Walker.Requiring(owners.Override, s.policy.Namespace, s.policy.Name)
 	slices.SortFunc(objects, func(a, b *ownership.Object) int {
 		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name))

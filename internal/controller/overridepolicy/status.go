@@ -58,6 +58,8 @@ func setStatus(s *scope) {
 	case s.workloads[0].state() > missing || s.workloads[0].state() == missing && pods > 0:
 		worst := s.workloads[0]
 		set(states[worst.state()].ready, worst.reason(), fmt.Sprintf("%s %q: %s", worst.Object.Kind, worst.Object.Name, worst.message()))
+	case len(s.missing) > 0:
+		set(metav1.ConditionFalse, gm.ReasonNodeGroupsMissing, "rules change no pod in NodeGroups that do not exist or have no node: "+conditions.List(s.missing))
 	case pods == 0:
 		set(metav1.ConditionUnknown, gm.ReasonNoPods, "no workload that requires the policy has a pod on a node of a NodeGroup")
 	default:

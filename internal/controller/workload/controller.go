@@ -11,6 +11,7 @@
 //     (package seats). If an override changes fields that cannot change on an existing pod,
 //     it deletes the pod, so that its owner recreates it. It writes an annotation to
 //     unschedulable pods (the nudge), so that kube-scheduler tries them again.
+//   - reportMissing: emits an event on a workload that requires a policy which does not exist.
 //
 // The package reads owners and pods from the caches of Walker and Ledger.
 package workload
@@ -42,6 +43,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/machinery/eviction"
 	"github.com/atoll-k8s/atoll/internal/machinery/fairqueue"
 	"github.com/atoll-k8s/atoll/internal/machinery/jobs"
+	"github.com/atoll-k8s/atoll/internal/machinery/pace"
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
 	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/machinery/trigger"
@@ -78,6 +80,9 @@ type Reconciler struct {
 
 	changed *trigger.Source[request]
 	givenUp givenUp
+	// missing is since when a policy of each workload has not existed, and missed bounds the events.
+	missing pace.Since
+	missed  pace.ByName
 	// slots bound the workers that try overrides on the API server.
 	slots slots
 }
@@ -127,13 +132,14 @@ func (r *Reconciler) Reconcile(ctx context.Context, req request) (ctrl.Result, e
 		r.Policies.DropTrial(req.uid)
 		r.Policies.SetHeld(req.uid, "")
 		r.givenUp.drop(req.uid)
+		r.found(req.uid)
 		return phase.Run(ctx, &scope{workload: &ownership.Object{UID: req.uid}}, r.releaseLeft)
 	}
 	if workload.Deleting { // its deletion enqueues it once more
 		return ctrl.Result{}, nil
 	}
 	s := &scope{workload: workload, want: workload.Policies}
-	result, err := phase.Run(ctx, s, r.stop, r.resume, r.bind, r.release)
+	result, err := phase.Run(ctx, s, r.stop, r.resume, r.bind, r.release, r.reportMissing)
 	r.reportHeld(s)
 	return result, err
 }

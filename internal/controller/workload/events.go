@@ -1,11 +1,17 @@
 package workload
 
 import (
+	"context"
+	"strings"
+	"time"
+
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/atoll-k8s/atoll/internal/domain/ownership"
 	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
+	"github.com/atoll-k8s/atoll/internal/machinery/phase"
 	"github.com/atoll-k8s/atoll/internal/owners"
 	"github.com/atoll-k8s/atoll/internal/policies"
 	"github.com/atoll-k8s/atoll/internal/seats"
@@ -72,4 +78,40 @@ func (r *Reconciler) reportHeld(s *scope) {
 			"Its pods wait, because the API server refuses the binding labels: %s", conditions.Truncate(s.held.Error(), maxCause))
 	}
 	r.Policies.SetHeld(s.workload.UID, s.held.Error())
+}
+
+// ReasonPolicyMissing: the workload requires a policy that does not exist.
+const ReasonPolicyMissing = "PolicyMissing"
+
+const (
+	// missingAfter is how long a policy must be missing before the event: workload and policy are often
+	// applied together.
+	missingAfter = 10 * time.Second
+	// missedEvery is the time between two events. The API server keeps an event for an hour.
+	missedEvery = 50 * time.Minute
+)
+
+// reportMissing emits an event on a workload that requires a policy which does not exist.
+func (r *Reconciler) reportMissing(ctx context.Context, s *scope) error {
+	absent := r.Policies.Absent(ctx, s.workload.Namespace, s.workload.Policies, s.workload.IgnoreMissing)
+	if len(absent) == 0 {
+		r.found(s.workload.UID)
+		return nil
+	}
+	uid, now := string(s.workload.UID), r.Clock.Now()
+	if left := missingAfter - r.missing.For(uid, now, true); left > 0 {
+		return phase.Wait("the required policy", left)
+	}
+	if left := r.missed.Delay(uid, now, missedEvery, 1); left > 0 {
+		return phase.Wait("the next event about the missing policy", left)
+	}
+	r.Recorder.Eventf(owners.ObjectReference(s.workload), nil, corev1.EventTypeWarning, ReasonPolicyMissing, "Bind",
+		"%s", conditions.Truncate(strings.Join(absent, ". "), maxCause))
+	return phase.Wait("the next event about the missing policy", missedEvery)
+}
+
+// found forgets that a policy of a workload was missing.
+func (r *Reconciler) found(workload types.UID) {
+	r.missing.For(string(workload), r.Clock.Now(), false)
+	r.missed.Forget(string(workload))
 }

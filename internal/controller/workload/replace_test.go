@@ -81,6 +81,7 @@ func TestGatedPods(t *testing.T) {
 		},
 		"a missing PropagationPolicy is ignored: its successor would be the same": {
 			objects: append(web(build.Requires("gone", "o"), ignore), args, node), pod: gated("a", time.Hour), woken: []string{"a"},
+			requeue: missingAfter,
 		},
 		"an OverridePolicy that another owner was bound to is gone": {
 			objects: []build.Object{build.Deployment("web", build.Bound("p", ""), build.Replicas(1)), build.ReplicaSet("web-1", build.OwnedBy(build.Deployment("web")), build.Bound("", "o")), policy, node},

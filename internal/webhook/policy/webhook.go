@@ -1,8 +1,8 @@
 // Package policy validates NodeGroups, PropagationPolicies and OverridePolicies when
 // they are created or updated. It refuses what the schemas of the CRDs cannot refuse,
-// and warns of values that are accepted but read in another way. It looks at the object
-// of the request only, and never reads from the cluster. Of other objects it only knows how
-// much memory those of the namespace take together.
+// and warns of values that are accepted but read in another way, and of NodeGroups that do
+// not exist. Whether an object is refused depends on itself only, and on how much memory the
+// policies of its namespace take together.
 //
 // A refusal has the form of the API server's own: HTTP 422, reason Invalid, and one
 // cause for each fault, with the path of its field.
@@ -24,6 +24,7 @@ import (
 	"github.com/atoll-k8s/atoll/internal/domain/membership"
 	"github.com/atoll-k8s/atoll/internal/domain/override"
 	"github.com/atoll-k8s/atoll/internal/domain/placement"
+	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
 )
 
 // The path of the webhook of each kind.
@@ -41,6 +42,21 @@ type Options struct {
 	// Fits returns an error if a policy is so large that it would not be used. nil accepts
 	// every size.
 	Fits func(policy client.Object) error
+	// AbsentGroups returns those of the NodeGroups that do not exist. nil returns none.
+	AbsentGroups func(ctx context.Context, groups []string) []string
+}
+
+// absentWarnings returns a warning if groups that a policy names do not exist. effect says what
+// follows.
+func (o Options) absentWarnings(ctx context.Context, groups []string, effect string) admission.Warnings {
+	if o.AbsentGroups == nil {
+		return nil
+	}
+	absent := o.AbsentGroups(ctx, groups)
+	if len(absent) == 0 {
+		return nil
+	}
+	return admission.Warnings{fmt.Sprintf("NodeGroups that do not exist: %s; until they do, %s", conditions.List(absent), effect)}
 }
 
 // fits returns the fault of a policy that is too large, nil if it is not.
@@ -135,13 +151,13 @@ func (NodeGroup) ValidateDelete(context.Context, *gm.NodeGroup) (admission.Warni
 type Propagation struct{ Options }
 
 // ValidateCreate implements admission.Validator.
-func (p Propagation) ValidateCreate(_ context.Context, policy *gm.PropagationPolicy) (admission.Warnings, error) {
+func (p Propagation) ValidateCreate(ctx context.Context, policy *gm.PropagationPolicy) (admission.Warnings, error) {
 	if err := p.fits("PropagationPolicy", policy); err != nil {
 		return nil, err
 	}
 	// The spread of an invalid policy is empty; warnings about its other fields are still returned.
 	spread, _ := placement.New(policy.Spec, func(string) bool { return true }, "")
-	warnings := foldWarnings(spread.Folded())
+	warnings := append(foldWarnings(spread.Folded()), p.absentWarnings(ctx, spread.Groups(), "the other NodeGroups get their share")...)
 	if policy.Spec.Rescheduling.Mode == gm.ReschedulingNever {
 		warnings = append(warnings, "spec.rescheduling.mode: Never is deprecated and means OnRollout")
 	}
@@ -169,7 +185,7 @@ func (Propagation) ValidateDelete(context.Context, *gm.PropagationPolicy) (admis
 type Override struct{ Options }
 
 // ValidateCreate implements admission.Validator.
-func (o Override) ValidateCreate(_ context.Context, policy *gm.OverridePolicy) (admission.Warnings, error) {
+func (o Override) ValidateCreate(ctx context.Context, policy *gm.OverridePolicy) (admission.Warnings, error) {
 	if err := o.fits("OverridePolicy", policy); err != nil {
 		return nil, err
 	}
@@ -182,7 +198,7 @@ func (o Override) ValidateCreate(_ context.Context, policy *gm.OverridePolicy) (
 		}
 		return nil, invalid("OverridePolicy", policy.Name, faults)
 	}
-	warnings := foldWarnings(rules.Folded())
+	warnings := append(foldWarnings(rules.Folded()), o.absentWarnings(ctx, rules.Groups(), "their rules change no pod")...)
 	for _, path := range rules.Aliases() {
 		warnings = append(warnings, fmt.Sprintf(`%s: operator "update" is another spelling of "replace"`, path))
 	}

@@ -1,10 +1,12 @@
 package policy
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -269,6 +271,31 @@ func TestForgedObjectsBeyondTheSchemaAreRefusedAtOnce(t *testing.T) {
 			var status apierrors.APIStatus
 			if errors.As(err, &status); len(status.Status().Details.Causes) > maxFaults+1 {
 				t.Errorf("the refusal names %d faults", len(status.Status().Details.Causes))
+			}
+		})
+	}
+}
+
+// TestGroupsThatDoNotExistAreWarnedOf: and nothing is refused, because they may come later.
+func TestGroupsThatDoNotExistAreWarnedOf(t *testing.T) {
+	options := Options{AbsentGroups: func(_ context.Context, groups []string) []string {
+		return slices.DeleteFunc(slices.Clone(groups), func(name string) bool { return name == "hz" })
+	}}
+	for name, policy := range map[string]build.Object{
+		"PropagationPolicy": build.PropagationPolicy("p", build.Weight(1, "hz"), build.Weight(2, "Hangzhuo")),
+		"OverridePolicy":    build.OverridePolicy("o", build.Registry("hz", "hz.io"), build.Registry("hangzhuo", "hz.io")),
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got judged
+			switch policy := policy.(type) {
+			case *gm.PropagationPolicy:
+				got.warnings, got.err = Propagation{options}.ValidateUpdate(t.Context(), nil, policy)
+			case *gm.OverridePolicy:
+				got.warnings, got.err = Override{options}.ValidateUpdate(t.Context(), nil, policy)
+			}
+			at := slices.IndexFunc(got.warnings, func(w string) bool { return strings.HasPrefix(w, `NodeGroups that do not exist: "hangzhuo"; `) })
+			if got.err != nil || at < 0 {
+				t.Errorf("warnings %q, error %v", got.warnings, got.err)
 			}
 		})
 	}
