@@ -390,6 +390,23 @@ func TestCanTakeLooksAtRoom(t *testing.T) {
 	}
 }
 
+// TestAnAvoidedGroupWhoseNodesAreCordonedSaysSo: that is why it is avoided, and what a person can change.
+func TestAnAvoidedGroupWhoseNodesAreCordonedSaysSo(t *testing.T) {
+	l, _ := newTestLedger("a", "b")
+	pod := podIn("p", "node-a")
+	l.Observe(pod)
+	l.Avoid(pod, "b")
+	if _, why := l.CanTake("b", pod); why != fit.Avoided {
+		t.Errorf("the reason is %q", why)
+	}
+	cordoned := openNode("node-b", "b")
+	cordoned.Open = false
+	l.ObserveNode(cordoned)
+	if _, why := l.CanTake("b", pod); why != fit.NoOpenNode {
+		t.Errorf("the reason is %q", why)
+	}
+}
+
 func TestScoresPutTheGroupThatLacksMostFirst(t *testing.T) {
 	l, _ := newTestLedger("a", "b", "c")
 	for i := range 3 {

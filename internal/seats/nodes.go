@@ -282,6 +282,16 @@ func (ns *nodes) isNewcomer(pod *Pod) bool {
 // hasMembers returns whether a group has a node.
 func (ns *nodes) hasMembers(group string) bool { return len(ns.members[group]) > 0 }
 
+// hasOpen reports whether a group has an open node.
+func (ns *nodes) hasOpen(group string) bool {
+	for _, n := range ns.members[group] {
+		if n.Open {
+			return true
+		}
+	}
+	return false
+}
+
 // movedAt is MovedAt of the Ledger.
 func (ns *nodes) movedAt(groups []string) (last time.Time) {
 	for _, group := range groups {

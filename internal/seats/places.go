@@ -64,6 +64,9 @@ func (p *Places) Take(group string, pod *Pod, volumes []*nodeaffinity.NodeSelect
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.waiting.avoids(pod.cohort(), pod.Class, group) {
+		if !l.nodes.hasOpen(group) { // the reason why the group is avoided
+			return false, fit.NoOpenNode
+		}
 		return false, fit.Avoided
 	}
 	key := search{group, pod.demand()}

@@ -81,8 +81,10 @@ type scope struct {
 	nodes []member
 	// leaving are nodes that still carry the pool's attributes and are not in it any more.
 	// contested are nodes that the pool selects and that are in another pool, although
-	// their label does not name one. Both are sorted, as are behind and failed.
-	leaving, contested []string
+	// their label does not name one. All are sorted, as are behind and failed.
+	// elsewhere are nodes that the pool selects and whose label names another pool, which a person
+	// wrote and which is first.
+	leaving, contested, elsewhere []string
 	// behind are nodes in the pool that have to be written. failed are nodes that could not
 	// be written.
 	behind []string

@@ -491,6 +491,20 @@ func TestTheWarningNamesTheLabelsThatAKubeletMaySet(t *testing.T) {
 	}
 }
 
+// TestNodesWhoseLabelNamesAnotherPoolAreNamed: the selector matches them, so the pool must not say that
+// it matches none, or that they are in no other pool.
+func TestNodesWhoseLabelNamesAnotherPoolAreNamed(t *testing.T) {
+	s := newSite(t, build.NodePool("chosen"), build.NodePool("p", selects("site", "x")),
+		build.Node("a", build.Label("site", "x"), build.Label(apps.NodePoolLabel, "chosen")), build.Node("b", build.Label("site", "x"), build.Label(apps.NodePoolLabel, "gone")))
+	s.pools("p")
+	const want = `nodes that spec.selector matches name another pool in their label apps.openyurt.io/nodepool, which is first: "a", "b"`
+	for kind, is := range map[string]metav1.ConditionStatus{apps.ConditionUncontested: metav1.ConditionTrue, apps.ConditionReady: metav1.ConditionFalse} {
+		if c := s.condition("p", kind); c.Status != is || c.Message != want {
+			t.Errorf("the condition %s is %+v, want %s with %s", kind, c, is, want)
+		}
+	}
+}
+
 // TestStatusIsWrittenAtAPace: some writes without delay, then one every pace.StatusEvery. The
 // last status is always written.
 func TestStatusIsWrittenAtAPace(t *testing.T) {

@@ -82,7 +82,11 @@ func (r *Reconciler) observeNode(s *scope, pools *pools, self *membership.Pool, 
 	case has:
 		s.leaving = append(s.leaving, node.Name)
 	}
-	if selects && in != nil && in.gives.Name != self.Name && claim.Chosen == "" && !self.Deleting {
+	switch {
+	case !selects || self.Deleting:
+	case claim.Chosen != "" && claim.Chosen != self.Name:
+		s.elsewhere = append(s.elsewhere, node.Name)
+	case in != nil && in.gives.Name != self.Name:
 		s.contested = append(s.contested, node.Name)
 	}
 	return nil
@@ -142,8 +146,11 @@ func setStatus(s *scope) {
 	set(apps.ConditionTaintsTolerated, tolerated, toleratedReason, toleratedMessage)
 
 	alone, aloneReason, aloneMessage := metav1.ConditionTrue, apps.ReasonUncontested, "no node that spec.selector matches is in another pool"
-	if len(s.contested) > 0 {
+	switch {
+	case len(s.contested) > 0:
 		alone, aloneReason, aloneMessage = metav1.ConditionFalse, apps.ReasonNodesContested, "nodes that spec.selector matches and that are in another pool: "+conditions.List(s.contested)
+	case len(s.elsewhere) > 0:
+		aloneMessage = namesAnother + conditions.List(s.elsewhere)
 	}
 	set(apps.ConditionUncontested, alone, aloneReason, aloneMessage)
 
@@ -164,6 +171,8 @@ func setStatus(s *scope) {
 		ready, reason, message = no, syncReason, syncMessage
 	case alone != metav1.ConditionTrue:
 		ready, reason, message = no, aloneReason, aloneMessage
+	case len(names) == 0 && len(s.elsewhere) > 0:
+		ready, reason, message = no, apps.ReasonNoNodes, namesAnother+conditions.List(s.elsewhere)
 	case len(names) == 0:
 		ready, reason, message = no, apps.ReasonNoNodes, "no node carries the label "+apps.NodePoolLabel+" with the pool's name, and spec.selector matches none"
 	case len(notReady) > 0:
@@ -171,6 +180,9 @@ func setStatus(s *scope) {
 	}
 	conditions.SetReady(&status.Conditions, s.pool.Generation, ready, reason, message, apps.IsStalled(reason))
 }
+
+// namesAnother begins a message about nodes that the selector matches.
+const namesAnother = "nodes that spec.selector matches name another pool in their label " + apps.NodePoolLabel + ", which is first: "
 
 // protection returns the condition MembershipProtected. It cannot be True: whether a policy
 // of the cluster keeps kubelets from writing the label that names a pool is not known here.
