@@ -17,7 +17,7 @@ import (
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`,description="Whether every workload that requires the policy is spread as it says."
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,description="Why the policy is Ready or not."
 // +kubebuilder:printcolumn:name="Workloads",type=integer,JSONPath=`.status.workloads`,description="Number of workloads that require the policy."
-// +kubebuilder:printcolumn:name="Strategy",type=string,JSONPath=`.spec.propagationStrategy`,priority=1,description="StaticWeight or NumRange; empty when inferred from the list that is set."
+// +kubebuilder:printcolumn:name="Strategy",type=string,JSONPath=`.status.strategy`,priority=1,description="StaticWeight or NumRange."
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="self.metadata.name.size() <= 63",message="metadata.name: a policy's name becomes a label's value: at most 63 characters"
 type PropagationPolicy struct {
@@ -267,6 +267,11 @@ type PropagationStatus struct {
 	// observedGeneration is the metadata.generation that this status was computed for.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+
+	// strategy is spec.propagationStrategy or, if that is empty, the one whose list is set.
+	// Empty if spec is invalid.
+	// +optional
+	Strategy PropagationStrategy `json:"strategy,omitempty"`
 
 	// workloads is the number of workloads that require the policy.
 	// +optional

@@ -22,6 +22,8 @@ import (
 // +kubebuilder:printcolumn:name="RUNNINGS",type=integer,JSONPath=`.status.running`
 // +kubebuilder:printcolumn:name="AGE",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:printcolumn:name="QUEUE",type=string,priority=1,JSONPath=`.spec.queue`
+// +kubebuilder:printcolumn:name="OWNER",type=string,JSONPath=`.metadata.ownerReferences[0].name`
+// +kubebuilder:printcolumn:name="OWNER KIND",type=string,priority=1,JSONPath=`.metadata.ownerReferences[0].kind`
 type PodGroup struct {
 	metav1.TypeMeta `json:",inline"`
 	// +optional

@@ -86,7 +86,7 @@ var volcanos = map[string]string{
 }
 
 // TestPodGroupCRDMatchesVolcano: whichever of the two is installed, the API server takes
-// the same PodGroups, fills in the same defaults and shows the same columns.
+// the same PodGroups, fills in the same defaults and shows the same columns. Ours shows the owner too.
 func TestPodGroupCRDMatchesVolcano(t *testing.T) {
 	data, err := os.ReadFile("../../../charts/atoll/files/crds/scheduling.volcano.sh_podgroups.yaml")
 	if err != nil {
@@ -119,6 +119,8 @@ func TestPodGroupCRDMatchesVolcano(t *testing.T) {
 				{Name: "RUNNINGS", Type: "integer", JSONPath: ".status.running"},
 				{Name: "AGE", Type: "date", JSONPath: ".metadata.creationTimestamp"},
 				{Name: "QUEUE", Type: "string", JSONPath: ".spec.queue", Priority: 1},
+				{Name: "OWNER", Type: "string", JSONPath: ".metadata.ownerReferences[0].name"},
+				{Name: "OWNER KIND", Type: "string", JSONPath: ".metadata.ownerReferences[0].kind", Priority: 1},
 			},
 		}},
 	}

@@ -9,6 +9,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	gm "github.com/atoll-k8s/atoll/api/groupmanagement/v1alpha1"
+	"github.com/atoll-k8s/atoll/internal/domain/placement"
 	"github.com/atoll-k8s/atoll/internal/domain/placement/rebalance"
 	"github.com/atoll-k8s/atoll/internal/machinery/conditions"
 	"github.com/atoll-k8s/atoll/internal/machinery/patch"
@@ -37,10 +38,11 @@ func setStatus(s *scope) {
 	}
 	status.ObservedGeneration = s.policy.Generation
 	if s.invalid != nil {
-		status.Workloads, status.Apps = 0, nil // the last ones belong to another spec
+		status.Workloads, status.Apps, status.Strategy = 0, nil, "" // the last ones belong to another spec
 		set(metav1.ConditionFalse, gm.ReasonInvalid, s.invalid.Error())
 		return
 	}
+	status.Strategy = placement.Strategy(&s.policy.Spec)
 	status.Workloads = int32(len(s.workloads))
 	sort.SliceStable(s.workloads, func(i, j int) bool { return s.workloads[i].severity() > s.workloads[j].severity() })
 	status.Apps = nil

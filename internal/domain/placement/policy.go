@@ -29,6 +29,13 @@ func New(spec gm.PropagationSpec, present func(group string) bool, uid types.UID
 	return StaticWeight(spec.StaticWeight, present, uid), nil
 }
 
+// Strategy returns the strategy of a spec: the one that it names or, if it names none, the one whose
+// list is set. It returns "" if there is none.
+func Strategy(spec *gm.PropagationSpec) gm.PropagationStrategy {
+	strategy, _ := strategyOf(spec, nil)
+	return strategy
+}
+
 // Validate returns all faults of the spec: the strategy first, then the entries
 // of the list that the strategy uses, in order. Where no strategy can be chosen,
 // both lists are checked. New succeeds exactly if there are no faults.
