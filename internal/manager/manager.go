@@ -424,7 +424,7 @@ func (p *parts) addWebhooks(context.Context) error {
 	}
 	webhook.SetupWithManager(p.mgr)
 	workloadwebhook.SetupWithManager(p.mgr, p.policies.Absent)
-	return policywebhook.SetupWithManager(p.mgr, policywebhook.Options{ExtenderInUse: p.config.extenderInUse(), Fits: p.budgets.fits, AbsentGroups: p.policies.AbsentGroups})
+	return policywebhook.SetupWithManager(p.mgr, policywebhook.Options{ExtenderInUse: p.config.extenderInUse(), Fits: p.budgets.fits, AbsentGroups: p.policies.AbsentGroups, Placing: p.policies.Placing})
 }
 
 // addExtender adds the server for kube-scheduler, if one calls the extender, and for

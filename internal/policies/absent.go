@@ -63,6 +63,24 @@ func (r *Resolver) AbsentGroups(ctx context.Context, groups []string) (absent []
 	return absent
 }
 
+// Placing returns the PropagationPolicies that have pods in a group now, by their status, sorted.
+func (r *Resolver) Placing(ctx context.Context, group string) (names []string) {
+	var list gm.PropagationPolicyList
+	if err := r.reader.List(ctx, &list, client.MatchingFields{groupsField: group}, client.UnsafeDisableDeepCopy); err != nil {
+		return nil
+	}
+	for i := range list.Items {
+		has := func(w gm.WorkloadSpread) bool {
+			return slices.ContainsFunc(w.Groups, func(g gm.GroupSpread) bool { return g.Name == group && g.Current > 0 })
+		}
+		if policy := &list.Items[i]; slices.ContainsFunc(policy.Status.Apps, has) {
+			names = append(names, policy.Namespace+"/"+policy.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
 // WithoutNodes returns those of the groups that do not exist or have no node.
 func (r *Resolver) WithoutNodes(groups []string) []string {
 	return slices.DeleteFunc(slices.Clone(groups), r.ledger.HasMembers)

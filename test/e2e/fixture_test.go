@@ -303,7 +303,12 @@ func (f *fixture) nodeGroup(group *gm.NodeGroup) {
 
 func (f *fixture) deleteNodeGroup(name string) {
 	f.Helper()
-	err := f.client.Delete(f.ctx, &gm.NodeGroup{ObjectMeta: metav1.ObjectMeta{Name: name}})
+	group := &gm.NodeGroup{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	confirmed := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:"true"}}}`, gm.ConfirmDeletionAnnotation)
+	if err := f.client.Patch(f.ctx, group, client.RawPatch(types.MergePatchType, confirmed)); client.IgnoreNotFound(err) != nil {
+		f.Fatal(err)
+	}
+	err := f.client.Delete(f.ctx, group)
 	if client.IgnoreNotFound(err) != nil {
 		f.Fatal(err)
 	}

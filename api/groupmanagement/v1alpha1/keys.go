@@ -142,6 +142,10 @@ const (
 	// other value, and by default, they wait.
 	MissingPolicyAnnotation = "groupmanagement.kubeedge.io/missing-policy"
 
+	// ConfirmDeletionAnnotation is written by users on a NodeGroup before they delete it: with "true",
+	// its deletion is not refused if that moves pods.
+	ConfirmDeletionAnnotation = "atoll.dev/confirm-deletion"
+
 	// OverridesStoppedAnnotation is set on a workload that has released more
 	// overridden pods than it has replicas. Its pods get no overrides until a person
 	// removes the annotation. Its value says what was observed.

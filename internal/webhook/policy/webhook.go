@@ -1,5 +1,5 @@
 // Package policy validates NodeGroups, PropagationPolicies and OverridePolicies when
-// they are created or updated. It refuses what the schemas of the CRDs cannot refuse,
+// they are created or updated, and asks before a NodeGroup with pods is deleted. It refuses what the schemas of the CRDs cannot refuse,
 // and warns of values that are accepted but read in another way, and of NodeGroups that do
 // not exist. Whether an object is refused depends on itself only, and on how much memory the
 // policies of its namespace take together.
@@ -44,6 +44,9 @@ type Options struct {
 	Fits func(policy client.Object) error
 	// AbsentGroups returns those of the NodeGroups that do not exist. nil returns none.
 	AbsentGroups func(ctx context.Context, groups []string) []string
+	// Placing returns the PropagationPolicies that have pods in a NodeGroup, as namespace/name.
+	// nil returns none.
+	Placing func(ctx context.Context, group string) []string
 }
 
 // absentWarnings returns a warning if groups that a policy names do not exist. effect says what
@@ -73,7 +76,7 @@ func (o Options) fits(kind string, policy client.Object) error {
 // SetupWithManager registers the webhook of each kind.
 func SetupWithManager(mgr ctrl.Manager, options Options) error {
 	err := ctrl.NewWebhookManagedBy(mgr, &gm.NodeGroup{}).WithLogConstructor(logOf).
-		WithValidator(NodeGroup{}).WithValidatorCustomPath(NodeGroupPath).Complete()
+		WithValidator(NodeGroup{options}).WithValidatorCustomPath(NodeGroupPath).Complete()
 	if err != nil {
 		return fmt.Errorf("registering the webhook of NodeGroups: %w", err)
 	}
@@ -114,8 +117,9 @@ func invalid(kind, name string, faults field.ErrorList) error {
 	return apierrors.NewInvalid(gm.GroupVersion.WithKind(kind).GroupKind(), name, faults)
 }
 
-// NodeGroup validates NodeGroups: it refuses selectors that cannot be used.
-type NodeGroup struct{}
+// NodeGroup validates NodeGroups: it refuses selectors that cannot be used, and deletions that
+// move pods unless they are confirmed.
+type NodeGroup struct{ Options }
 
 // maxSelectors is the maximum number of matchLabels, and of matchExpressions, in the schema
 // of NodeGroups.
@@ -142,8 +146,16 @@ func (g NodeGroup) ValidateUpdate(ctx context.Context, _, group *gm.NodeGroup) (
 	return g.ValidateCreate(ctx, group)
 }
 
-// ValidateDelete implements admission.Validator.
-func (NodeGroup) ValidateDelete(context.Context, *gm.NodeGroup) (admission.Warnings, error) {
+// ValidateDelete implements admission.Validator. Without the question, one command would empty a
+// site within a minute.
+func (g NodeGroup) ValidateDelete(ctx context.Context, group *gm.NodeGroup) (admission.Warnings, error) {
+	if g.Placing == nil || group.DeletionTimestamp != nil || group.Annotations[gm.ConfirmDeletionAnnotation] == "true" {
+		return nil, nil
+	}
+	if policies := g.Placing(ctx, group.Name); len(policies) > 0 {
+		return nil, fmt.Errorf("its deletion moves the pods that PropagationPolicies have placed there: %s. Take the NodeGroup out of the policies first, or confirm: kubectl annotate nodegroup %s %s=true",
+			conditions.List(policies), group.Name, gm.ConfirmDeletionAnnotation)
+	}
 	return nil, nil
 }
 

@@ -300,3 +300,31 @@ func TestGroupsThatDoNotExistAreWarnedOf(t *testing.T) {
 		})
 	}
 }
+
+// TestDeletionOfAGroupWithPodsIsAsked: one command must not empty a site.
+func TestDeletionOfAGroupWithPodsIsAsked(t *testing.T) {
+	webhook := NodeGroup{Options{Placing: func(_ context.Context, group string) []string {
+		if group == "hz" {
+			return []string{"shop/web"}
+		}
+		return nil
+	}}}
+	confirmed := build.Annotation("atoll.dev/confirm-deletion", "true")
+	for name, tc := range map[string]struct {
+		group   *gm.NodeGroup
+		refused bool
+	}{
+		"a policy has pods there":  {build.NodeGroup("hz"), true},
+		"it is confirmed":          {build.NodeGroup("hz", confirmed), false},
+		"it is not":                {build.NodeGroup("hz", build.Annotation("atoll.dev/confirm-deletion", "false")), true},
+		"it is being deleted":      {build.NodeGroup("hz", build.Deleting("example.com/f")), false},
+		"no policy has pods there": {build.NodeGroup("sh"), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := webhook.ValidateDelete(t.Context(), tc.group)
+			if (err != nil) != tc.refused || err != nil && !strings.Contains(err.Error(), `"shop/web". Take the NodeGroup out of the policies first, or confirm: kubectl annotate nodegroup hz atoll.dev/confirm-deletion=true`) {
+				t.Errorf("error %v, want one: %t", err, tc.refused)
+			}
+		})
+	}
+}
