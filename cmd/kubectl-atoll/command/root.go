@@ -63,7 +63,7 @@ func newRoot(streams genericiooptions.IOStreams) (*cobra.Command, *shared) {
 	if err := s.completeFlags(root); err != nil {
 		panic(err) // the flags are there
 	}
-	root.AddCommand(s.doctor(), s.explain(), s.plan(), s.pool(), s.status(), s.top(), s.tree(), s.ui())
+	root.AddCommand(s.doctor(), s.explain(), s.plan(), s.pool(), s.status(), s.top(), s.tree(), s.ui(), s.uninstall())
 	return root, s
 }
 

@@ -22,6 +22,7 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -185,6 +186,10 @@ func (r *Reconciler) report(ctx context.Context, s *scope) error {
 	}
 	if delay := r.statuses.Delay(s.pool.Name, r.Clock.Now(), pace.StatusEvery, pace.StatusBurst); delay > 0 {
 		return phase.Wait("the pace of status writes", delay)
+	}
+	was, is := meta.FindStatusCondition(before.Status.Conditions, apps.ConditionReady), meta.FindStatusCondition(s.pool.Status.Conditions, apps.ConditionReady)
+	if is.Reason == apps.ReasonNodesLeft && (was == nil || was.Reason != is.Reason) {
+		r.nodesLeft(s.pool, is.Message)
 	}
 	return errors.Join(waits, patch.Status(ctx, r.Client, s.pool, before))
 }

@@ -423,6 +423,16 @@ func TestPoolFinalizerStaysUntilNodesAreRestored(t *testing.T) {
 	if c := s.condition("p", apps.ConditionReady); c.Reason != apps.ReasonNodesLeft || s.node("n").Labels["a"] != "b" {
 		t.Errorf("the condition is %+v, the node carries %v", c, s.node("n").Labels)
 	}
+	s.pools("p")
+	var said []string
+	for len(s.recorder.Events) > 0 {
+		if event := <-s.recorder.Events; strings.Contains(event, apps.ReasonNodesLeft) {
+			said = append(said, event)
+		}
+	}
+	if len(said) != 1 || !strings.Contains(said[0], `"n": kubectl label nodes -l apps.openyurt.io/nodepool=p apps.openyurt.io/nodepool-; and, if it has a selector: kubectl patch nodepool p --type=merge -p '{"spec":{"selector":null}}'`) {
+		t.Errorf("the pool's events about its deletion are %q", said)
+	}
 	n := s.node("n")
 	delete(n.Labels, "site")
 	if err := s.Client.Update(t.Context(), n); err != nil {

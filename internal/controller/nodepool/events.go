@@ -26,6 +26,11 @@ func (r *Reconciler) left(node *corev1.Node, pool *corev1.ObjectReference) {
 		"Left NodePool %q: the node's own labels, annotations and taints are restored", pool.Name)
 }
 
+// nodesLeft emits the event of a pool whose deletion waits, on the pool: whoever deletes it looks there.
+func (r *Reconciler) nodesLeft(pool *apps.NodePool, why string) {
+	r.Recorder.Eventf(pool, nil, corev1.EventTypeWarning, apps.ReasonNodesLeft, "Delete", "Its deletion waits: %s", why)
+}
+
 // repaired emits the event of a node on which changes of others were undone.
 func (r *Reconciler) repaired(node *corev1.Node, pool *corev1.ObjectReference, c *attributes.Change) {
 	const shown = 900 // bytes; the API server accepts 1024 for the whole text

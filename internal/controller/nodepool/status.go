@@ -161,8 +161,8 @@ func setStatus(s *scope) {
 	no := metav1.ConditionFalse
 	switch {
 	case s.pool.DeletionTimestamp != nil && len(names) > 0:
-		ready, reason, message = no, apps.ReasonNodesLeft, "the pool is being deleted and still has nodes: remove or change their label "+apps.NodePoolLabel+
-			", and remove spec.selector: "+conditions.List(names)
+		ready, reason, message = no, apps.ReasonNodesLeft, "the pool is being deleted and still has nodes: "+conditions.List(names)+
+			": kubectl label nodes -l "+apps.NodePoolLabel+"="+s.pool.Name+" "+apps.NodePoolLabel+"-; and, if it has a selector: kubectl patch nodepool "+s.pool.Name+` --type=merge -p '{"spec":{"selector":null}}'`
 	case s.invalid != nil:
 		ready, reason, message = no, apps.ReasonInvalid, s.invalid.Error()
 	case len(s.ignored) > 0:
