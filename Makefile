@@ -174,7 +174,7 @@ tidy: ## Fail if a go.mod or go.sum is not tidy.
 
 .PHONY: chart
 chart: ## Lint the Helm chart, render it and decode the result strictly.
-	cd hack/chart && go test $(QUICK) $(UNCACHED) $(TESTFLAGS) ./...
+	cd hack/chart && go test $(QUICK) $(UNCACHED) -timeout 30m $(TESTFLAGS) ./...
 
 .PHONY: image-check
 image-check: ## Build the image and run its programs from its content, in an empty file system (Linux).

@@ -109,7 +109,7 @@ func TestDeletionOfANodeGroupWithPodsIsAsked(t *testing.T) {
 	f.eventually(patience, "the deletion is refused", func() error {
 		err := f.client.Delete(f.ctx, hz, client.DryRunAll)
 		if want := "kubectl annotate nodegroup ask-hz atoll.dev/confirm-deletion=true"; err == nil || !strings.Contains(err.Error(), want) {
-			return fmt.Errorf("the answer is %v, want %q", err, want)
+			return fmt.Errorf("the answer is not %q: %w", want, err)
 		}
 		return nil
 	})

@@ -3,6 +3,7 @@ package nodes
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -56,8 +57,8 @@ func TestTheChartOnRealNodes(t *testing.T) {
 		r.part("power", (*rig).testPower)
 	}
 	r.part("removed", func(r *rig) {
-		r.kubectl("delete", "-f", groups("deployment.yaml"), "-f", groups("02-policies.yaml"), "-f", groups("01-nodegroups.yaml"))
-		r.changes("removed", now.Uninstall)
+		r.kubectl("delete", "-f", groups("deployment.yaml"), "-f", groups("02-policies.yaml"))
+		r.putBack(now)
 		r.nothingIsLeft()
 	})
 	if testing.Short() {
@@ -170,6 +171,67 @@ func (r *rig) local(name string, args ...string) string {
 		r.Fatal(err)
 	}
 	return file
+}
+
+// putBack removes Atoll while there are NodeGroups and a NodePool, and puts back what they have given to
+// nodes, as docs/install.md says.
+func (r *rig) putBack(release *atoll.Release) {
+	r.Helper()
+	program := filepath.Join(r.TempDir(), "kubectl-atoll")
+	build := exec.CommandContext(r.Context(), "go", "build", "-o", program, ".")
+	build.Dir = filepath.Join("..", "..", "cmd", "kubectl-atoll")
+	if out, err := build.CombinedOutput(); err != nil {
+		r.Fatalf("building kubectl-atoll: %v\n%s", err, out)
+	}
+	uninstall := func(args ...string) (string, error) {
+		cmd := exec.CommandContext(r.Context(), program, append([]string{"uninstall", "--kubeconfig", r.Cluster.KubeconfigPath()}, args...)...)
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	given := func() string {
+		return r.kubectl("get", "nodes", "-o", `jsonpath={range .items[*]}{.metadata.labels} {.metadata.annotations} {.spec.taints}{"\n"}{end}`)
+	}
+	pool := filepath.Join(r.TempDir(), "pool.yaml")
+	if err := os.WriteFile(pool, []byte(`
+apiVersion: apps.openyurt.io/v1alpha1
+kind: NodePool
+metadata: {name: left}
+spec:
+  selector: {matchLabels: {kubernetes.io/os: linux}}
+  labels: {left-label: "yes"}
+  annotations: {left-annotation: "yes"}
+  taints: [{key: left-taint, effect: PreferNoSchedule}]
+`), 0o600); err != nil {
+		r.Fatal(err)
+	}
+	r.apply(pool)
+	r.eventually("the nodes have what the pool gives", func() error {
+		if got := given(); strings.Count(got, "left-label") < 2*len(r.nodes) || strings.Count(got, "left-taint") < len(r.nodes) {
+			return fmt.Errorf("the nodes are\n%s", got)
+		}
+		return nil
+	})
+	if out, err := uninstall("--yes"); err == nil || !strings.Contains(out, "atoll-manager runs in namespace "+atoll.Namespace) {
+		r.Errorf("while atoll-manager runs: error %v\n%s", err, out)
+	}
+	r.changes("removed", release.Uninstall)
+	r.kubectl("delete", "nodepools", "--all", "--wait=false") // it waits for its finalizer
+	if out, err := uninstall(); err != nil || !strings.Contains(out, "left-label") || !strings.Contains(out, "To put it back") {
+		r.Errorf("what is left: error %v\n%s", err, out)
+	}
+	if out, err := uninstall("--yes"); err != nil {
+		r.Errorf("putting back: %v\n%s", err, out)
+	}
+	for _, ours := range []string{"left-", "nodepool", "nodegroup", "atoll.dev/"} {
+		if got := given(); strings.Contains(got, ours) {
+			r.Errorf("the nodes have %s:\n%s", ours, got)
+		}
+	}
+	r.kubectl("delete", "nodegroups", "--all", "--timeout=1m")
+	r.kubectl("wait", "nodepool/left", "--for=delete", "--timeout=1m")
+	if out, err := uninstall(); err != nil || !strings.Contains(out, "Nothing of Atoll is left") {
+		r.Errorf("at the end: error %v\n%s", err, out)
+	}
 }
 
 // nothingIsLeft fails the test if anything of the release is there after it was removed, of any
