@@ -145,7 +145,7 @@ func (r *running) ask(path string) (code int, body string, err error) {
 	return response.StatusCode, string(text), err
 }
 
-const configMaps = `{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[{"metadata":{"name":"a","namespace":"default","resourceVersion":"1"}}]}`
+const configMaps = `{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[{"metadata":{"name":"a","namespace":"default","resourceVersion":"1"}}]}` + "\n" // as API servers end a list
 
 // newCloud is an API server that has one ConfigMap.
 func newCloud(t *testing.T) *httptest.Server {
